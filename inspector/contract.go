@@ -1,0 +1,77 @@
+// Package inspector watches what the processes of a sandbox do to the machine
+// and judges each half, files and processes, changed or unchanged.
+//
+// Promise (law 2): a half that changed is never judged unchanged. What can't be
+// known about a half (a lost event, an unresolved identity, an unknown call)
+// counts as changed.
+//
+// An epoch begins when a sandbox is made from a checkpoint and at each
+// successful capture. Verdicts sum effects since the epoch began; the effects
+// that are reported are the turn's own.
+package inspector
+
+import (
+	"context"
+	"time"
+
+	"github.com/boxwood-rl/boxwood/tree"
+)
+
+// Subject is one sandbox to watch.
+type Subject struct {
+	// Cgroup is the v2 id of the group under which its turns run.
+	Cgroup uint64
+	// Upper is its folder of changes on the host, Subvolume its btrfs root id.
+	Upper     string
+	Subvolume uint64
+	// Base is the folder of changes of the snapshot it was made from.
+	Base string
+	// Survivors lists the sandbox's processes other than pid 1, by command line.
+	Survivors func() ([]Survivor, error)
+}
+
+// Survivor is a process that is there at the barrier.
+type Survivor struct {
+	PID     int
+	Cmdline []byte
+}
+
+// Report is what the inspector says at the end of a turn.
+type Report struct {
+	// Verdict is over everything since the epoch began; Turn is this turn alone.
+	Verdict, Turn tree.Verdict
+	External      bool
+	// Effects of this turn, the first tree.MaxEffects; Count has them all.
+	Effects []tree.Effect
+	Count   int64
+	// Reasons for Verdict, for a person: "2 files changed", "1 process survives".
+	Reasons []string
+	// Lost counts events of this sandbox that could not be kept.
+	Lost    uint64
+	Barrier time.Duration
+}
+
+// Watch is the inspector's view of one sandbox. One goroutine uses it at a time.
+type Watch interface {
+	// BeginTurn marks where the turn's own effects start.
+	BeginTurn()
+	// Barrier counts everything the kernel saw so far. It never fails: what it
+	// can't find out is in the report as changed.
+	Barrier(ctx context.Context) Report
+	// Tainted says that the engine itself wrote, or a capture failed: until the
+	// next NewEpoch no verdict is below tree.Files (both: also below Both).
+	Tainted(both bool, why string)
+	// NewEpoch begins an epoch whose base is the snapshot folder base. It is
+	// called while the sandbox is still frozen, after a snapshot that succeeded.
+	NewEpoch(base string)
+	Close()
+}
+
+// Inspector makes watches.
+type Inspector interface {
+	// Watch begins an epoch. It must return before any process of the subject runs.
+	Watch(s Subject) (Watch, error)
+	// LostEvents counts what was lost since start.
+	LostEvents() uint64
+	Close() error
+}

@@ -1,0 +1,252 @@
+package tree
+
+import (
+	"time"
+
+	"github.com/boxwood-rl/boxwood/internal/ids"
+)
+
+// Verdict is the sum of effects since the sandbox's last successful capture.
+type Verdict uint8
+
+const (
+	None    Verdict = 1 // nothing to save
+	Files   Verdict = 2
+	Process Verdict = 3
+	Both    Verdict = 4
+)
+
+// Capture is how far a node's checkpoint has come.
+type Capture uint8
+
+const (
+	Recorded Capture = 1 // durable; capture pending or running
+	Captured Capture = 2 // complete and checksummed
+	Proven   Capture = 3 // restored once and found equal
+	Withheld Capture = 4 // can't be restored exactly; WithheldReason says why
+)
+
+// ProcessKind is how the process half of a checkpoint was saved.
+type ProcessKind uint8
+
+const (
+	Empty  ProcessKind = 1
+	Shells ProcessKind = 2
+	Dump   ProcessKind = 3
+)
+
+// TurnStatus is how a turn ended.
+type TurnStatus uint8
+
+const (
+	Completed TurnStatus = 1
+	TimedOut  TurnStatus = 2
+	Stopped   TurnStatus = 3 // cancelled by the client
+	Lost      TurnStatus = 4 // the sandbox died in it
+)
+
+// EffectKind names what a turn did to one thing.
+type EffectKind uint8
+
+const (
+	FileCreated EffectKind = iota + 1
+	FileChanged
+	FileDeleted
+	FileRenamed
+	FileMetadata
+	ProcessSurvived
+	ProcessEnded
+	KernelObject
+	External
+	Unknown
+)
+
+// Effect is one change that outlives its turn. Subject comes out of the
+// sandbox: it is hostile and need not be UTF-8.
+type Effect struct {
+	Kind    EffectKind
+	Subject []byte
+	Detail  string
+}
+
+// The bounds of what one node keeps of its turn.
+const (
+	MaxAction      = 64 << 10
+	MaxEffects     = 64
+	MaxObservation = 4 << 20
+	MaxPayload     = 1 << 20
+)
+
+// Observation is what the turn printed, head and tail, and how it ended.
+type Observation struct {
+	Stdout, Stderr               []byte
+	StdoutOmitted, StderrOmitted int64 // bytes cut out between head and tail
+	StdoutCutAt, StderrCutAt     int64 // where in the kept bytes the cut lies
+	ExitCode                     int32 // -1 if a signal ended it
+	Signal                       int32
+	OOMKilled                    bool
+}
+
+// Action is what ran.
+type Action struct {
+	Text  []byte
+	Argv  [][]byte
+	Steps int32
+}
+
+// Tree is all nodes grown from one start state.
+type Tree struct {
+	ID        ids.Tree
+	Root      ids.Node
+	Image     ids.Image
+	Labels    map[string]string
+	Defaults  Defaults
+	CreatedAt time.Time
+	Closed    bool
+
+	ModifyIndex uint64
+}
+
+// Defaults apply to every sandbox and turn of a tree that doesn't say otherwise.
+type Defaults struct {
+	User, Cwd    string
+	Env          map[string]string
+	Limits       Limits
+	Lease        time.Duration
+	TurnDeadline time.Duration
+}
+
+// Limits bound one sandbox; 0 means the server's default.
+type Limits struct {
+	MemoryBytes, Pids, CPUMillis, DiskBytes int64
+}
+
+// Node is a turn boundary in a tree. A node read from the store is a constant.
+type Node struct {
+	ID      ids.Node
+	Tree    ids.Tree
+	Parent  ids.Node // empty for the root
+	Depth   int32
+	Ordinal int32 // place among its parent's children, from 0; set by the store
+
+	Action      Action
+	Observation Observation
+	TurnStatus  TurnStatus
+	Verdict     Verdict
+	External    bool
+	Reasons     []string
+	Effects     []Effect // the first MaxEffects
+	EffectCount int64
+
+	Capture        Capture
+	Checkpoint     ids.Checkpoint // its own or an ancestor's; empty while pending or withheld
+	WithheldReason string
+
+	Rewards       map[string]float64
+	Value         float64
+	Visits        int64
+	Labels        map[string]string
+	PolicyVersion string
+	PayloadDigest string // sha256 in hex
+	PayloadBytes  int64
+	Pinned        bool
+
+	StartedAt, EndedAt time.Time
+	FrozenAt           time.Time // zero unless the checkpoint is its own
+	SurvivorsRan       bool
+	Sandbox            ids.Sandbox
+	Timings            Timings
+
+	ModifyIndex uint64
+}
+
+// Timings of the turn that made a node.
+type Timings struct {
+	CaptureWait, Command, Barrier, Record, Total, Capture time.Duration
+}
+
+// Checkpoint is a pair (snapshot, process state) that was true at one instant.
+type Checkpoint struct {
+	ID       ids.Checkpoint
+	Tree     ids.Tree
+	Node     ids.Node // the node it was made for; others share it
+	Snapshot ids.Snapshot
+	Seal     Seal
+	Process  ProcessKind
+	// Bytes that only this snapshot holds, where the pool can tell; else 0.
+	Bytes     int64
+	CreatedAt time.Time
+	FreezeFor time.Duration
+	Proven    bool
+
+	ModifyIndex uint64
+}
+
+// Seal is what a snapshot looked like when it was made: a fork compares it with
+// what is there. Layers are those the snapshot lies on, lowest first.
+type Seal struct {
+	UUID       string
+	Generation uint64
+	Layers     []ids.Layer
+}
+
+// SandboxState is where a sandbox is in its life.
+type SandboxState uint8
+
+const (
+	Live SandboxState = iota + 1
+	Gone              // released, expired or lost; kept until its turn's node is decided
+)
+
+// Sandbox is a live process tree that stands at a node.
+type Sandbox struct {
+	ID         ids.Sandbox
+	Tree       ids.Tree
+	Head       ids.Node
+	Generation ids.Generation
+	Scratch    bool
+	State      SandboxState
+	LeaseUntil time.Time
+	Lease      time.Duration
+	Labels     map[string]string
+	Hostname   string
+	Limits     Limits
+	// Box is what the sandbox layer needs to find pid 1 again after a restart.
+	Box []byte
+	// Commands counts the commands pid 1 has started: one that the store doesn't
+	// know of means that the sandbox isn't as its head node says.
+	Commands uint64
+
+	ModifyIndex uint64
+}
+
+// Image is a read-only root file system.
+type Image struct {
+	Digest    ids.Image
+	Names     []string
+	Layers    []ids.Layer  // lowest first, the seal layer last
+	Base      ids.Snapshot // the empty upper that first sandboxes are cloned from
+	BaseSeal  Seal
+	Env       map[string]string
+	Cwd       string
+	User      string
+	Bytes     int64
+	CreatedAt time.Time
+
+	ModifyIndex uint64
+}
+
+// Reply is the recorded answer to a request with an idempotency key.
+type Reply struct {
+	Key     string
+	Method  string
+	Request string // digest of the request
+	Body    []byte // the marshalled response
+	At      time.Time
+}
+
+// Setup remembers the node that a set-up led to, so that it runs once.
+type Setup struct {
+	Digest string // over (start, steps)
+	Node   ids.Node
+}
