@@ -63,6 +63,8 @@ type Pool interface {
 	// OpenSnapshot opens the folder of changes of a snapshot for reading: plain
 	// files, and whiteouts as character devices 0:0.
 	OpenSnapshot(id ids.Snapshot) (*os.File, error)
+	// SnapshotDir is the path of that folder on the host.
+	SnapshotDir(id ids.Snapshot) string
 
 	// Release and Remove return at once; the space comes back behind them. What
 	// is gone already is no error.

@@ -1667,9 +1667,11 @@ type GetInfoResponse struct {
 	ZygotesReady   int64                  `protobuf:"varint,8,opt,name=zygotes_ready,json=zygotesReady,proto3" json:"zygotes_ready,omitempty"`
 	DefaultLimits  *Limits                `protobuf:"bytes,9,opt,name=default_limits,json=defaultLimits,proto3" json:"default_limits,omitempty"`
 	// Turns whose verdict was forced to "changed" because events were lost.
-	LostEvents    int64 `protobuf:"varint,10,opt,name=lost_events,json=lostEvents,proto3" json:"lost_events,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	LostEvents int64 `protobuf:"varint,10,opt,name=lost_events,json=lostEvents,proto3" json:"lost_events,omitempty"`
+	// Released sandboxes and removed snapshots whose resources aren't back yet.
+	PendingRemovals int64 `protobuf:"varint,11,opt,name=pending_removals,json=pendingRemovals,proto3" json:"pending_removals,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *GetInfoResponse) Reset() {
@@ -1768,6 +1770,13 @@ func (x *GetInfoResponse) GetDefaultLimits() *Limits {
 func (x *GetInfoResponse) GetLostEvents() int64 {
 	if x != nil {
 		return x.LostEvents
+	}
+	return 0
+}
+
+func (x *GetInfoResponse) GetPendingRemovals() int64 {
+	if x != nil {
+		return x.PendingRemovals
 	}
 	return 0
 }
@@ -6515,7 +6524,7 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x11STATE_UNSPECIFIED\x10\x00\x12\a\n" +
 	"\x03YES\x10\x01\x12\x06\n" +
 	"\x02NO\x10\x02\x12\v\n" +
-	"\aUNKNOWN\x10\x03\"\x86\x03\n" +
+	"\aUNKNOWN\x10\x03\"\xb1\x03\n" +
 	"\x0fGetInfoResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x16\n" +
 	"\x06kernel\x18\x02 \x01(\tR\x06kernel\x12:\n" +
@@ -6528,7 +6537,8 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x0edefault_limits\x18\t \x01(\v2\x12.boxwood.v1.LimitsR\rdefaultLimits\x12\x1f\n" +
 	"\vlost_events\x18\n" +
 	" \x01(\x03R\n" +
-	"lostEvents\"e\n" +
+	"lostEvents\x12)\n" +
+	"\x10pending_removals\x18\v \x01(\x03R\x0fpendingRemovals\"e\n" +
 	"\x12ImportImageRequest\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12'\n" +
