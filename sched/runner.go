@@ -18,6 +18,7 @@ type Runner struct {
 	queue  *Queue
 	jobs   map[Ticket]*Job
 	closed bool
+	drains []chan struct{} // closed when nothing is pending
 	wg     sync.WaitGroup
 }
 
@@ -78,7 +79,7 @@ func (j *Job) work() {
 	j.run.mu.Lock()
 	defer j.run.mu.Unlock()
 	j.run.queue.Done()
-	j.run.startLocked()
+	j.run.settleLocked()
 }
 
 // Promote says that someone waits for the job now.
@@ -98,6 +99,7 @@ func (j *Job) Cancel(why error) bool {
 	delete(j.run.jobs, j.ticket)
 	j.err = why
 	close(j.done)
+	j.run.settleLocked()
 	return true
 }
 
@@ -115,11 +117,43 @@ func (j *Job) Wait(ctx context.Context) error {
 	}
 }
 
-// Waiting and Running count jobs.
-func (r *Runner) Waiting() int {
+// Pending counts the jobs that haven't ended.
+func (r *Runner) Pending() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.queue.Waiting(Urgent) + r.queue.Waiting(Shadow)
+	return r.pendingLocked()
+}
+
+// Drain waits until no job is left or ctx ends.
+func (r *Runner) Drain(ctx context.Context) {
+	r.mu.Lock()
+	if r.pendingLocked() == 0 {
+		r.mu.Unlock()
+		return
+	}
+	idle := make(chan struct{})
+	r.drains = append(r.drains, idle)
+	r.mu.Unlock()
+	select {
+	case <-idle:
+	case <-ctx.Done():
+	}
+}
+
+func (r *Runner) pendingLocked() int {
+	return r.queue.Waiting(Urgent) + r.queue.Waiting(Shadow) + r.queue.Running()
+}
+
+// settleLocked starts what may start and tells Drain when nothing is left.
+func (r *Runner) settleLocked() {
+	r.startLocked()
+	if r.pendingLocked() > 0 {
+		return
+	}
+	for _, idle := range r.drains {
+		close(idle)
+	}
+	r.drains = nil
 }
 
 // Close cancels what hasn't started and waits for what has. Idempotent.

@@ -137,6 +137,10 @@ func TestRunnerPromoteCancelClose(t *testing.T) {
 	if err := c.Wait(ctx); !errors.Is(err, why) {
 		t.Fatalf("cancelled job gave %v", err)
 	}
+	r.Drain(ctx)
+	if n := r.Pending(); n != 0 || ctx.Err() != nil {
+		t.Fatalf("%d jobs pending after Drain, %v", n, ctx.Err())
+	}
 	r.Close()
 	if err := r.Submit(Urgent, job("late")).Wait(ctx); err == nil {
 		t.Fatal("a closed runner took work")
