@@ -6,6 +6,7 @@ package testenv
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 )
 
@@ -62,4 +63,31 @@ func Btrfs() string {
 		return "needs loop devices: " + err.Error()
 	}
 	return Root()
+}
+
+// CRIU is root with a CRIU that set-up verified.
+func CRIU() string {
+	if CRIUPath() == "" {
+		return "needs a verified CRIU: make setup"
+	}
+	return Root()
+}
+
+// CRIUPath is the CRIU that tests use: $BOXWOOD_CRIU, or the one of make setup
+// in the checkout that the test runs in. Empty: none.
+func CRIUPath() string {
+	if path := os.Getenv("BOXWOOD_CRIU"); path != "" {
+		return path
+	}
+	dir, err := os.Getwd()
+	if err != nil {
+		return ""
+	}
+	for ; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
+		path := filepath.Join(dir, ".cache", "criu", "criu")
+		if _, err := os.Stat(path); err == nil {
+			return path
+		}
+	}
+	return ""
 }
