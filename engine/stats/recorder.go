@@ -1,0 +1,225 @@
+package stats
+
+import (
+	"context"
+	"errors"
+	"io"
+	"iter"
+	"os"
+	"sync"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/ipc"
+
+	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/ids"
+)
+
+// Options of a Recorder. The zero value keeps recent rows in memory only.
+type Options struct {
+	// Dir is where rows go that memory has no room for; empty: nowhere.
+	Dir string
+	// MaxRowsInMemory of each table; 0: 32768 (about 10 MiB a table).
+	MaxRowsInMemory int
+	// MaxDiskBytes of each table, beyond which its oldest files are removed; 0: 256 MiB.
+	MaxDiskBytes int64
+	// Nodes gives the nodes of one tree, or of all if the tree is empty. Nil: the
+	// table "nodes" is empty.
+	Nodes func(ids.Tree) iter.Seq[NodeRow]
+}
+
+// Recorder holds the tables. It is safe for concurrent use.
+type Recorder struct {
+	options  Options
+	turns    *series[TurnRow]
+	forks    *series[ForkRow]
+	captures *series[CaptureRow]
+
+	stop sync.Once
+	done chan struct{}
+	wg   sync.WaitGroup
+}
+
+// New finds the files of earlier recorders below Dir and starts recording.
+func New(o Options) (*Recorder, error) {
+	if o.MaxRowsInMemory <= 0 {
+		o.MaxRowsInMemory = 32 << 10
+	}
+	if o.MaxDiskBytes <= 0 {
+		o.MaxDiskBytes = 256 << 20
+	}
+	if o.Dir != "" {
+		if err := os.MkdirAll(o.Dir, 0o700); err != nil {
+			return nil, fault.New(fault.Internal, "stats_dir", "opening the folder of statistics: %w", err)
+		}
+	}
+	r := &Recorder{options: o, done: make(chan struct{})}
+	var errs [3]error
+	r.turns, errs[0] = openSeries(turnsTable, o)
+	r.forks, errs[1] = openSeries(forksTable, o)
+	r.captures, errs[2] = openSeries(capturesTable, o)
+	if err := errors.Join(errs[:]...); err != nil {
+		return nil, fault.New(fault.Internal, "stats_dir", "opening the folder of statistics: %w", err)
+	}
+	for _, s := range r.all() {
+		r.wg.Add(1)
+		go func() {
+			defer r.wg.Done()
+			s.keepSpilling(r.done)
+		}()
+	}
+	return r, nil
+}
+
+// table is what a Recorder does with each of its series.
+type table interface {
+	definition() (name, doc string, schema *arrow.Schema)
+	count() int64
+	lost() int64
+	keepSpilling(stop <-chan struct{})
+	flush() error
+	each(ctx context.Context, emit func(arrow.Record) error) error
+}
+
+func (r *Recorder) all() []table { return []table{r.turns, r.forks, r.captures} }
+
+// Turn, Fork and Capture record one row. They don't block on disk or readers.
+func (r *Recorder) Turn(row TurnRow)       { r.turns.add(row) }
+func (r *Recorder) Fork(row ForkRow)       { r.forks.add(row) }
+func (r *Recorder) Capture(row CaptureRow) { r.captures.add(row) }
+
+// Dropped counts the rows that neither memory nor disk had room for.
+func (r *Recorder) Dropped() (rows int64) {
+	for _, t := range r.all() {
+		rows += t.lost()
+	}
+	return rows
+}
+
+// Close writes what is in memory to Dir and stops. Idempotent; rows recorded
+// afterwards stay in memory.
+func (r *Recorder) Close() error {
+	var err error
+	r.stop.Do(func() {
+		close(r.done)
+		r.wg.Wait()
+		for _, t := range r.all() {
+			err = errors.Join(err, t.flush())
+		}
+	})
+	return err
+}
+
+// Table describes one table.
+type Table struct {
+	Name, Description string
+	Rows              int64
+	Columns           []Column
+}
+
+// Column describes one column.
+type Column struct {
+	Name, Type, Description string
+	// Unit of the values; empty: none.
+	Unit string
+	// Null says what a null means; empty: there are none.
+	Null string
+}
+
+// Tables lists the tables with their present number of rows.
+func (r *Recorder) Tables() []Table {
+	tables := []Table{describe(r.turns), {}, describe(r.forks), describe(r.captures)}
+	tables[1] = columnsOf(nodesTable.name, nodesTable.doc, nodesTable.schema)
+	if r.options.Nodes != nil {
+		for range r.options.Nodes("") {
+			tables[1].Rows++
+		}
+	}
+	return tables
+}
+
+func describe(t table) Table {
+	described := columnsOf(t.definition())
+	described.Rows = t.count()
+	return described
+}
+
+func columnsOf(name, doc string, schema *arrow.Schema) Table {
+	t := Table{Name: name, Description: doc}
+	for _, f := range schema.Fields() {
+		c := Column{Name: f.Name, Type: typeName(f.Type)}
+		c.Description, _ = f.Metadata.GetValue("description")
+		c.Unit, _ = f.Metadata.GetValue("unit")
+		c.Null, _ = f.Metadata.GetValue("null")
+		t.Columns = append(t.Columns, c)
+	}
+	return t
+}
+
+func typeName(t arrow.DataType) string {
+	switch t := t.(type) {
+	case *arrow.DictionaryType:
+		return "dictionary<" + t.IndexType.String() + ", " + t.ValueType.String() + ">"
+	case *arrow.TimestampType:
+		return "timestamp[" + t.Unit.String() + ", " + t.TimeZone + "]"
+	}
+	return t.String()
+}
+
+// Export writes a table, or the rows of one tree, as one Arrow IPC stream.
+// fault.NotFound names the tables there are.
+func (r *Recorder) Export(ctx context.Context, name string, of ids.Tree, w io.Writer) error {
+	if name == Nodes {
+		return r.exportNodes(ctx, of, w)
+	}
+	for _, t := range r.all() {
+		if known, _, _ := t.definition(); known == name {
+			return export(ctx, t, of, w)
+		}
+	}
+	return fault.New(fault.NotFound, "no_such_table", "there is no table %.64q", name).
+		WithHint("tables are turns, nodes, forks and captures")
+}
+
+func export(ctx context.Context, t table, of ids.Tree, w io.Writer) error {
+	_, _, schema := t.definition()
+	out := ipc.NewWriter(w, ipc.WithSchema(schema))
+	by := schema.FieldIndices("tree")[0]
+	err := t.each(ctx, func(rec arrow.Record) error {
+		if of != "" {
+			if rec = only(rec, by, string(of)); rec == nil {
+				return nil
+			}
+		}
+		return out.Write(rec)
+	})
+	return errors.Join(err, out.Close())
+}
+
+// exportNodes holds no more than one batch of nodes at a time.
+func (r *Recorder) exportNodes(ctx context.Context, of ids.Tree, w io.Writer) error {
+	out := ipc.NewWriter(w, ipc.WithSchema(nodesTable.schema))
+	var rows []NodeRow
+	write := func(all bool) error {
+		for len(rows) >= batchRows || all && len(rows) > 0 {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			rec, taken := nodesTable.record(rows)
+			if err := out.Write(rec); err != nil {
+				return err
+			}
+			rows = rows[taken:]
+		}
+		return nil
+	}
+	if r.options.Nodes != nil {
+		for row := range r.options.Nodes(of) {
+			rows = append(rows, row)
+			if err := write(false); err != nil {
+				return errors.Join(err, out.Close())
+			}
+		}
+	}
+	return errors.Join(write(true), out.Close())
+}

@@ -1,0 +1,99 @@
+package stats
+
+import (
+	"time"
+
+	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/tree"
+)
+
+// TurnRow is one finished turn.
+type TurnRow struct {
+	Node      ids.Node
+	Tree      ids.Tree
+	Sandbox   ids.Sandbox
+	StartedAt time.Time
+
+	// Wall is what the client waited for; the others are its parts.
+	Wall, Command, Barrier, CaptureWait, Record time.Duration
+
+	Verdict     tree.Verdict // since the last successful capture: what decided
+	TurnVerdict tree.Verdict // of this turn alone
+	External    bool
+	Effects     EffectCounts
+	EffectCount int64
+
+	Status      tree.TurnStatus
+	ExitCode    int32
+	Signal      int32
+	OutputBytes int64 // both streams, bytes cut out included
+	LostEvents  int64
+}
+
+// EffectCounts holds how many effects of each kind a turn kept.
+type EffectCounts [tree.Unknown + 1]int64
+
+// CountEffects counts a node's kept effects (the first tree.MaxEffects).
+func CountEffects(effects []tree.Effect) (counts EffectCounts) {
+	for _, e := range effects {
+		if int(e.Kind) < len(counts) {
+			counts[e.Kind]++
+		}
+	}
+	return counts
+}
+
+// ForkRow is one child of a fork, ready or failed.
+type ForkRow struct {
+	Request    string // the same for all children of one call
+	Node       ids.Node
+	Tree       ids.Tree
+	Child      int64 // place in the request, from 0
+	Sandbox    ids.Sandbox
+	Checkpoint ids.Checkpoint
+	StartedAt  time.Time
+
+	// Ready runs from the request's arrival; the others are parts of it.
+	Ready, Clone, Attach, Verify time.Duration
+
+	Outcome Outcome
+	Reason  string // the fault's reason code
+	Batch   int64  // children of the request
+	Scratch bool
+}
+
+// CaptureRow is one attempt to make a node's checkpoint.
+type CaptureRow struct {
+	Node       ids.Node
+	Tree       ids.Tree
+	Sandbox    ids.Sandbox
+	Checkpoint ids.Checkpoint
+	StartedAt  time.Time
+	Verdict    tree.Verdict
+	Kind       tree.ProcessKind
+
+	// Queue is from the node's record to the start of the capture. Freeze is how
+	// long the sandbox stood still, Snapshot the part of it in the pool.
+	Queue, Flush, Freeze, Snapshot, Finish time.Duration
+
+	Bytes   int64 // that only this checkpoint holds; < 0: unknown
+	Outcome Outcome
+	Reason  string
+	Urgent  bool // someone waited for it
+}
+
+// Outcome is how a fork's child or a capture ended.
+type Outcome uint8
+
+const (
+	OK       Outcome = 1
+	Failed   Outcome = 2
+	Withheld Outcome = 3 // captures only: the node can't be restored exactly
+)
+
+// NodeRow is a node as the tree has it now.
+type NodeRow struct {
+	*tree.Node
+	// Restores is the checkpoint that Node.Checkpoint names; nil if there is none.
+	Restores *tree.Checkpoint
+}

@@ -1,0 +1,398 @@
+package stats
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"iter"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/ipc"
+
+	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/internal/testenv"
+	"github.com/boxwood-rl/boxwood/tree"
+)
+
+var epoch = time.Date(2026, 1, 2, 3, 4, 5, 6000, time.UTC)
+
+func turn(i int, of ids.Tree) TurnRow {
+	return TurnRow{
+		Node: ids.Node(fmt.Sprintf("nd_%d", i)), Tree: of, Sandbox: "sb_1", StartedAt: epoch.Add(time.Duration(i) * time.Microsecond),
+		Wall: 4 * time.Millisecond, Command: 2 * time.Millisecond,
+		Verdict: tree.Files, TurnVerdict: tree.None, Status: tree.Completed, ExitCode: int32(i % 3),
+		Effects: CountEffects([]tree.Effect{{Kind: tree.FileCreated}, {Kind: tree.FileCreated}, {Kind: tree.Unknown}}),
+	}
+}
+
+func mustNew(t *testing.T, o Options) *Recorder {
+	t.Helper()
+	r, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close() })
+	return r
+}
+
+func mustExport(t *testing.T, r *Recorder, table string, of ids.Tree) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	if err := r.Export(context.Background(), table, of, &b); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// nodesIn gives the column "node" of a stream, and checks what every stream promises.
+func nodesIn(t *testing.T, stream []byte) (nodes []string) {
+	t.Helper()
+	in, err := ipc.NewReader(bytes.NewReader(stream))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Release()
+	if v, _ := in.Schema().Metadata().GetValue("boxwood.schema_version"); v != fmt.Sprint(SchemaVersion) {
+		t.Errorf("the schema's metadata says version %q", v)
+	}
+	at := in.Schema().FieldIndices("node")[0]
+	for in.Next() {
+		for i := range int(in.Record().NumRows()) {
+			nodes = append(nodes, strings.Clone(in.Record().Column(at).(*array.String).Value(i)))
+		}
+	}
+	if in.Err() != nil {
+		t.Fatal(in.Err())
+	}
+	return nodes
+}
+
+func wantNodes(t *testing.T, got []string, from, to int) {
+	t.Helper()
+	if len(got) != to-from {
+		t.Fatalf("%d rows, want %d", len(got), to-from)
+	}
+	for i, n := range got {
+		if want := fmt.Sprintf("nd_%d", from+i); n != want {
+			t.Fatalf("row %d is of %s, want %s: rows are lost, doubled or out of order", i, n, want)
+		}
+	}
+}
+
+func TestRowsComeBackInOrderFromMemoryAndDisk(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		inMemory int
+		rows     int
+	}{
+		{"none", 0, 0},
+		{"pending only", 0, 10},
+		{"several batches", 0, 3*batchRows + 7},
+		{"spilled", 64, 5000},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := t.TempDir()
+			r := mustNew(t, Options{Dir: dir, MaxRowsInMemory: c.inMemory})
+			for i := range c.rows {
+				r.Turn(turn(i, "tr_a"))
+				for c.inMemory > 0 && r.turns.full() {
+					if err := r.turns.spillBatches(); err != nil { // as keepSpilling does, but now
+						t.Fatal(err)
+					}
+				}
+			}
+			wantNodes(t, nodesIn(t, mustExport(t, r, Turns, "")), 0, c.rows)
+			if r.Dropped() != 0 {
+				t.Errorf("%d rows dropped", r.Dropped())
+			}
+			if err := r.Close(); err != nil {
+				t.Fatal(err)
+			}
+
+			again := mustNew(t, Options{Dir: dir, MaxRowsInMemory: c.inMemory})
+			again.Turn(turn(c.rows, "tr_a"))
+			wantNodes(t, nodesIn(t, mustExport(t, again, Turns, "")), 0, c.rows+1)
+			if got := again.Tables()[0].Rows; got != int64(c.rows+1) {
+				t.Errorf("Tables says %d rows, want %d", got, c.rows+1)
+			}
+		})
+	}
+}
+
+func (s *series[R]) full() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.batched >= s.options.MaxRowsInMemory/2
+}
+
+func TestMemoryIsBoundedWithoutDisk(t *testing.T) {
+	r := mustNew(t, Options{MaxRowsInMemory: 100})
+	for i := range 1000 {
+		r.Turn(turn(i, "tr_a"))
+	}
+	nodes := nodesIn(t, mustExport(t, r, Turns, ""))
+	if len(nodes) > 150 {
+		t.Fatalf("%d rows kept, the bound is 100 and a started batch", len(nodes))
+	}
+	if got := r.Dropped() + int64(len(nodes)); got != 1000 {
+		t.Errorf("kept and dropped are %d rows, want 1000", got)
+	}
+	wantNodes(t, nodes, 1000-len(nodes), 1000)
+}
+
+func TestDiskIsBounded(t *testing.T) {
+	dir := t.TempDir()
+	r := mustNew(t, Options{Dir: dir, MaxRowsInMemory: 40, MaxDiskBytes: 1})
+	for i := range 40 {
+		r.Turn(turn(i, "tr_a"))
+		if err := r.turns.flush(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "*"))
+	if err != nil || len(files) != 1 {
+		t.Fatalf("%d files (%v), want the newest alone", len(files), err)
+	}
+	wantNodes(t, nodesIn(t, mustExport(t, r, Turns, "")), 39, 40)
+}
+
+// A disk that fails must cost statistics, never the engine.
+func TestFullDiskDropsTheOldest(t *testing.T) {
+	dir := t.TempDir()
+	r := mustNew(t, Options{Dir: filepath.Join(dir, "stats"), MaxRowsInMemory: 100})
+	if err := os.RemoveAll(filepath.Join(dir, "stats")); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 1000 {
+		r.Turn(turn(i, "tr_a"))
+	}
+	nodes := nodesIn(t, mustExport(t, r, Turns, ""))
+	wantNodes(t, nodes, 1000-len(nodes), 1000)
+	if r.Dropped() == 0 {
+		t.Error("rows are gone and Dropped says nothing")
+	}
+	if err := r.Close(); err == nil {
+		t.Error("Close could not write and said nothing")
+	}
+}
+
+func TestLeftoversOfAKilledDaemonAreRemoved(t *testing.T) {
+	dir := t.TempDir()
+	torn := filepath.Join(dir, "turns-v1-00000000000000000001-5.arrow.tmp")
+	other := filepath.Join(dir, "turns-v0-00000000000000000001-5.arrow")
+	for _, path := range []string{torn, other} {
+		if err := os.WriteFile(path, []byte("half"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := mustNew(t, Options{Dir: dir})
+	wantNodes(t, nodesIn(t, mustExport(t, r, Turns, "")), 0, 0)
+	if _, err := os.Stat(torn); !os.IsNotExist(err) {
+		t.Error("the torn file is still there")
+	}
+	if _, err := os.Stat(other); err != nil {
+		t.Error("a file of another schema version is not ours to remove")
+	}
+}
+
+func TestExportOfOneTree(t *testing.T) {
+	r := mustNew(t, Options{Dir: t.TempDir()})
+	for i := range 9000 {
+		r.Turn(turn(i, ids.Tree(fmt.Sprintf("tr_%d", i%3))))
+	}
+	got := nodesIn(t, mustExport(t, r, Turns, "tr_1"))
+	if len(got) != 3000 || got[0] != "nd_1" || got[2999] != "nd_8998" {
+		t.Errorf("%d rows from %s to %s", len(got), got[0], got[len(got)-1])
+	}
+	if got := nodesIn(t, mustExport(t, r, Turns, "tr_unknown")); len(got) != 0 {
+		t.Errorf("%d rows of an unknown tree", len(got))
+	}
+}
+
+func TestUnknownTable(t *testing.T) {
+	err := mustNew(t, Options{}).Export(context.Background(), "turn\x1b[2J", "", &bytes.Buffer{})
+	if !fault.Is(err, fault.NotFound) || !strings.Contains(fault.As(err).Hint, "turns, nodes, forks and captures") {
+		t.Errorf("got %v", err)
+	}
+	if strings.Contains(err.Error(), "\x1b") {
+		t.Error("a control character of the request is in the message")
+	}
+}
+
+// Batches must fit a gRPC message however long the text in them is.
+func TestBatchesStayBelow2MiB(t *testing.T) {
+	node := &tree.Node{ID: "nd_1", Tree: "tr_1", Action: tree.Action{Text: bytes.Repeat([]byte("a"), 64<<10)}, Labels: map[string]string{}}
+	for i := range 2000 {
+		node.Labels[fmt.Sprint(i)] = strings.Repeat("l", 1000)
+	}
+	r := mustNew(t, Options{Nodes: func(ids.Tree) iter.Seq[NodeRow] {
+		return func(yield func(NodeRow) bool) {
+			for range 2000 {
+				if !yield(NodeRow{Node: node}) {
+					return
+				}
+			}
+		}
+	}})
+	stream := &largestWrite{}
+	if err := r.Export(context.Background(), Nodes, "", stream); err != nil {
+		t.Fatal(err)
+	}
+	in, err := ipc.NewReader(&stream.Buffer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := 0
+	for in.Next() {
+		rows += int(in.Record().NumRows())
+	}
+	if rows != 2000 || in.Err() != nil {
+		t.Errorf("%d rows, %v", rows, in.Err())
+	}
+	if stream.largest >= 2<<20 {
+		t.Errorf("one buffer has %d bytes", stream.largest)
+	}
+	labels := asJSON(node.Labels)
+	if !json.Valid([]byte(labels)) || len(labels) > maxObject {
+		t.Errorf("labels are cut to %d bytes and not JSON", len(labels))
+	}
+}
+
+type largestWrite struct {
+	bytes.Buffer
+	largest int
+}
+
+func (w *largestWrite) Write(p []byte) (int, error) {
+	w.largest = max(w.largest, len(p))
+	return w.Buffer.Write(p)
+}
+
+func TestRewardsThatJSONDoesNotKnow(t *testing.T) {
+	if got := asJSON(map[string]float64{"b": math.NaN(), "a": 0.5, "c": math.Inf(1)}); got != `{"a":0.5,"b":null,"c":null}` {
+		t.Error(got)
+	}
+}
+
+func TestRecordingWhileExporting(t *testing.T) {
+	r := mustNew(t, Options{Dir: t.TempDir(), MaxRowsInMemory: 200})
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for i := range 2000 {
+				r.Fork(ForkRow{Node: "nd_1", Tree: "tr_1", Child: int64(i), Outcome: OK})
+				r.Capture(CaptureRow{Node: "nd_1", Tree: "tr_1", Bytes: -1, Outcome: Withheld, Reason: "survivors"})
+			}
+		}()
+	}
+	for range 20 {
+		mustExport(t, r, Forks, "tr_1")
+	}
+	wg.Wait()
+	kept := int64(len(nodesIn(t, mustExport(t, r, Forks, "")))) + int64(len(nodesIn(t, mustExport(t, r, Captures, ""))))
+	if got := kept + r.Dropped(); got != 16000 {
+		t.Errorf("kept and dropped are %d rows, want 16000", got)
+	}
+}
+
+// Real clients read what we write, with types, values, nulls and metadata.
+func TestRealClientsReadTheTables(t *testing.T) {
+	python := testenv.Python("pyarrow", "polars", "duckdb")
+	testenv.Require(t, python.Need)
+	dir := t.TempDir()
+	node := &tree.Node{ID: "nd_2", Tree: "tr_a", Parent: "nd_1", Depth: 1, Verdict: tree.Files, Capture: tree.Captured,
+		Checkpoint: "ck_1", Rewards: map[string]float64{"tests": 1}, Action: tree.Action{Text: []byte("echo \xff")}}
+	checkpoint := &tree.Checkpoint{ID: "ck_1", Node: "nd_2", Process: tree.Empty, Bytes: 4096}
+	r := mustNew(t, Options{Dir: filepath.Join(dir, "spill"), Nodes: func(ids.Tree) iter.Seq[NodeRow] {
+		return func(yield func(NodeRow) bool) {
+			_ = yield(NodeRow{Node: &tree.Node{ID: "nd_1", Tree: "tr_a"}}) && yield(NodeRow{node, checkpoint})
+		}
+	}})
+	for i := range 5000 {
+		if i == 4500 {
+			if err := r.turns.flush(); err != nil { // the stream joins a file's batches and memory's
+				t.Fatal(err)
+			}
+		}
+		r.Turn(turn(i, "tr_a"))
+	}
+	r.Fork(ForkRow{Request: "rq", Node: "nd_1", Tree: "tr_a", Outcome: Failed, Reason: "pool_full", Batch: 1})
+	r.Capture(CaptureRow{Node: "nd_1", Tree: "tr_a", Kind: tree.Empty, Bytes: -1, Outcome: OK, Urgent: true})
+	for _, table := range []string{Turns, Nodes, Forks, Captures} {
+		stream := mustExport(t, r, table, "")
+		path := filepath.Join(dir, table)
+		if err := os.WriteFile(path+".arrows", stream, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for _, ext := range []string{".arrow", ".parquet"} {
+			f, err := os.Create(path + ext)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if ext == ".arrow" {
+				_, err = WriteArrowFile(bytes.NewReader(stream), f)
+			} else {
+				_, err = WriteParquet(bytes.NewReader(stream), f)
+			}
+			if err != nil {
+				t.Fatalf("writing %s%s: %v", table, ext, err)
+			}
+			f.Close()
+		}
+	}
+	out, err := exec.Command(python.Path, "testdata/read_tables.py", dir).CombinedOutput()
+	if err != nil {
+		t.Fatalf("a client could not read the tables: %v\n%s", err, out)
+	}
+}
+
+func BenchmarkTurn(b *testing.B) {
+	r, err := New(Options{Dir: b.TempDir()})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer r.Close()
+	row := turn(1, "tr_a")
+	b.ReportAllocs()
+	for b.Loop() {
+		r.Turn(row)
+	}
+}
+
+func BenchmarkExportMillion(b *testing.B) {
+	r, err := New(Options{Dir: b.TempDir()})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer r.Close()
+	for i := range 1_000_000 {
+		r.Turn(turn(i, "tr_a"))
+		if r.turns.full() {
+			r.turns.spillBatches()
+		}
+	}
+	for b.Loop() {
+		n := &counted{}
+		if err := r.Export(context.Background(), Turns, "", n); err != nil {
+			b.Fatal(err)
+		}
+		b.SetBytes(n.bytes)
+	}
+	b.ReportMetric(1e6*float64(b.N)/b.Elapsed().Seconds(), "rows/s")
+}
+
+type counted struct{ bytes int64 }
+
+func (c *counted) Write(p []byte) (int, error) { c.bytes += int64(len(p)); return len(p), nil }

@@ -1,0 +1,141 @@
+package stats
+
+import (
+	"time"
+
+	"github.com/boxwood-rl/boxwood/tree"
+)
+
+// The vocabularies follow the numbers of tree's and this package's constants.
+var (
+	verdictWords = []string{"none", "files", "process", "both"}
+	captureWords = []string{"recorded", "captured", "proven", "withheld"}
+	kindWords    = []string{"empty", "shells", "dump"}
+	statusWords  = []string{"completed", "timed_out", "cancelled", "lost"}
+	outcomeWords = []string{"ok", "failed", "withheld"}
+)
+
+func effects(name, doc string, kind tree.EffectKind) column[TurnRow] {
+	return number(name, "effects", doc+", among the turn's first 64 effects",
+		func(r *TurnRow) int64 { return r.Effects[kind] })
+}
+
+var turnsTable = define(Turns, "One row per finished turn.",
+	text("node", "The node that the turn made.", "a turn of a scratch sandbox, which makes no node",
+		func(r *TurnRow) string { return string(r.Node) }),
+	text("tree", "The tree it belongs to.", "unknown", func(r *TurnRow) string { return string(r.Tree) }),
+	text("sandbox", "The sandbox that ran it.", "unknown", func(r *TurnRow) string { return string(r.Sandbox) }),
+	instant("started_at", "When the turn's first command started.", "unknown", func(r *TurnRow) time.Time { return r.StartedAt }),
+	nanos("wall_ns", "From the request's arrival to the reply.", func(r *TurnRow) time.Duration { return r.Wall }),
+	nanos("command_ns", "The commands of the turn.", func(r *TurnRow) time.Duration { return r.Command }),
+	nanos("barrier_ns", "Waiting until all that the kernel saw was counted.", func(r *TurnRow) time.Duration { return r.Barrier }),
+	nanos("capture_wait_ns", "Waiting for this sandbox's earlier capture: the exposed delay.", func(r *TurnRow) time.Duration { return r.CaptureWait }),
+	nanos("record_ns", "Making the node durable.", func(r *TurnRow) time.Duration { return r.Record }),
+	word("verdict", "Effects since the sandbox's last successful capture; decides what is captured.", "unknown", verdictWords, func(r *TurnRow) uint8 { return uint8(r.Verdict) }),
+	word("turn_verdict", "Effects of this turn alone.", "unknown", verdictWords, func(r *TurnRow) uint8 { return uint8(r.TurnVerdict) }),
+	flag("external", "Whether something left the sandbox.", func(r *TurnRow) bool { return r.External }),
+	number("effect_count", "effects", "All effects of the turn.", func(r *TurnRow) int64 { return r.EffectCount }),
+	effects("files_created", "Files created", tree.FileCreated),
+	effects("files_changed", "Files with other content", tree.FileChanged),
+	effects("files_deleted", "Files deleted", tree.FileDeleted),
+	effects("files_renamed", "Files renamed", tree.FileRenamed),
+	effects("files_metadata", "Files with other modes, owners, times or attributes", tree.FileMetadata),
+	effects("processes_survived", "Processes that outlive the turn", tree.ProcessSurvived),
+	effects("processes_ended", "Processes of earlier turns that ended", tree.ProcessEnded),
+	effects("kernel_objects", "Kernel objects made, changed or removed", tree.KernelObject),
+	effects("externals", "Connections and datagrams to the outside", tree.External),
+	effects("unknown_effects", "Effects that could not be resolved and count as changes", tree.Unknown),
+	word("status", "How the turn ended.", "unknown", statusWords, func(r *TurnRow) uint8 { return uint8(r.Status) }),
+	optional("exit_code", "", "The last command's exit code.", "a signal ended it", func(r *TurnRow) (int64, bool) {
+		return int64(r.ExitCode), r.Signal == 0 && r.ExitCode >= 0
+	}),
+	optional("signal", "", "The signal that ended the last command.", "none did", func(r *TurnRow) (int64, bool) {
+		return int64(r.Signal), r.Signal != 0
+	}),
+	number("output_bytes", "bytes", "Standard output and error, with what was cut out.", func(r *TurnRow) int64 { return r.OutputBytes }),
+	number("lost_events", "events", "Kernel events of this sandbox that could not be kept; more than 0 forces the verdict.", func(r *TurnRow) int64 { return r.LostEvents }),
+)
+
+var forksTable = define(Forks, "One row per child of a fork.",
+	text("request", "The fork call; the same for all its children.", "unknown", func(r *ForkRow) string { return r.Request }),
+	text("node", "The node that was forked.", "unknown", func(r *ForkRow) string { return string(r.Node) }),
+	text("tree", "The tree it belongs to.", "unknown", func(r *ForkRow) string { return string(r.Tree) }),
+	number("child", "", "The child's place in the request, from 0.", func(r *ForkRow) int64 { return r.Child }),
+	text("sandbox", "The new sandbox.", "the child failed", func(r *ForkRow) string { return string(r.Sandbox) }),
+	text("checkpoint", "The checkpoint that it was made from.", "none could be used", func(r *ForkRow) string { return string(r.Checkpoint) }),
+	instant("started_at", "When the request arrived.", "unknown", func(r *ForkRow) time.Time { return r.StartedAt }),
+	nanos("ready_ns", "From the request's arrival to ready, or to the failure.", func(r *ForkRow) time.Duration { return r.Ready }),
+	nanos("clone_ns", "Checking and cloning the snapshot.", func(r *ForkRow) time.Duration { return r.Clone }),
+	nanos("attach_ns", "Mounting the root and giving it to a zygote.", func(r *ForkRow) time.Duration { return r.Attach }),
+	nanos("verify_ns", "Comparing what was restored with what was saved.", func(r *ForkRow) time.Duration { return r.Verify }),
+	word("outcome", "How it went.", "unknown", outcomeWords, func(r *ForkRow) uint8 { return uint8(r.Outcome) }),
+	text("reason", "The code of the failure.", "it did not fail", func(r *ForkRow) string { return r.Reason }),
+	number("batch", "children", "Children of the same request.", func(r *ForkRow) int64 { return r.Batch }),
+	flag("scratch", "Whether the child writes no nodes.", func(r *ForkRow) bool { return r.Scratch }),
+)
+
+var capturesTable = define(Captures, "One row per attempt to make a node's checkpoint.",
+	text("node", "The node.", "unknown", func(r *CaptureRow) string { return string(r.Node) }),
+	text("tree", "The tree it belongs to.", "unknown", func(r *CaptureRow) string { return string(r.Tree) }),
+	text("sandbox", "The sandbox that was captured.", "unknown", func(r *CaptureRow) string { return string(r.Sandbox) }),
+	text("checkpoint", "The checkpoint that was made.", "none was made", func(r *CaptureRow) string { return string(r.Checkpoint) }),
+	instant("started_at", "When the capture started.", "unknown", func(r *CaptureRow) time.Time { return r.StartedAt }),
+	word("verdict", "What had to be saved.", "unknown", verdictWords, func(r *CaptureRow) uint8 { return uint8(r.Verdict) }),
+	word("kind", "How the process half was saved.", "it was not", kindWords, func(r *CaptureRow) uint8 { return uint8(r.Kind) }),
+	nanos("queue_ns", "From the node's record to the start of the capture.", func(r *CaptureRow) time.Duration { return r.Queue }),
+	nanos("flush_ns", "Writing dirty data out before the freeze.", func(r *CaptureRow) time.Duration { return r.Flush }),
+	nanos("freeze_ns", "How long the sandbox stood still.", func(r *CaptureRow) time.Duration { return r.Freeze }),
+	nanos("snapshot_ns", "The snapshot, inside the freeze.", func(r *CaptureRow) time.Duration { return r.Snapshot }),
+	nanos("finish_ns", "What followed the thaw.", func(r *CaptureRow) time.Duration { return r.Finish }),
+	optional("bytes", "bytes", "What only this checkpoint holds.", "unknown", func(r *CaptureRow) (int64, bool) { return r.Bytes, r.Bytes >= 0 }),
+	word("outcome", "How it went.", "unknown", outcomeWords, func(r *CaptureRow) uint8 { return uint8(r.Outcome) }),
+	text("reason", "The code of the failure, or why the node is withheld.", "it did not fail", func(r *CaptureRow) string { return r.Reason }),
+	flag("urgent", "Whether a turn or a fork waited for it.", func(r *CaptureRow) bool { return r.Urgent }),
+)
+
+// ownCheckpoint says whether the node's checkpoint was made for the node itself.
+func (r *NodeRow) ownCheckpoint() bool { return r.Restores != nil && r.Restores.Node == r.ID }
+
+var nodesTable = define(Nodes, "One row per node of the trees, as they are at the export.",
+	text("node", "The node.", "never", func(r *NodeRow) string { return string(r.ID) }),
+	text("tree", "The tree it belongs to.", "never", func(r *NodeRow) string { return string(r.Tree) }),
+	text("parent", "The node it grew from.", "the root", func(r *NodeRow) string { return string(r.Parent) }),
+	number("depth", "turns", "Turns from the root.", func(r *NodeRow) int64 { return int64(r.Depth) }),
+	number("ordinal", "", "Its place among its parent's children, from 0.", func(r *NodeRow) int64 { return int64(r.Ordinal) }),
+	text("action", "What ran, the first 1024 bytes.", "the root, or an empty action", func(r *NodeRow) string { return string(r.Action.Text) }),
+	instant("started_at", "When the turn started.", "unknown", func(r *NodeRow) time.Time { return r.StartedAt }),
+	instant("ended_at", "When the observation was complete.", "unknown", func(r *NodeRow) time.Time { return r.EndedAt }),
+	word("verdict", "Effects since the sandbox's last successful capture.", "the root", verdictWords, func(r *NodeRow) uint8 { return uint8(r.Verdict) }),
+	flag("external", "Whether something left the sandbox.", func(r *NodeRow) bool { return r.External }),
+	word("capture", "How far its checkpoint has come.", "unknown", captureWords, func(r *NodeRow) uint8 { return uint8(r.Capture) }),
+	text("withheld_reason", "Why it can't be restored exactly.", "it is not withheld", func(r *NodeRow) string { return r.WithheldReason }),
+	text("checkpoint", "The checkpoint that a fork of it uses.", "pending or withheld", func(r *NodeRow) string { return string(r.Checkpoint) }),
+	flag("own_checkpoint", "Whether that checkpoint was made for this node and not for an ancestor.", (*NodeRow).ownCheckpoint),
+	word("process_kind", "How the process half of the checkpoint was saved.", "pending or withheld", kindWords, func(r *NodeRow) uint8 {
+		if r.Restores == nil {
+			return 0
+		}
+		return uint8(r.Restores.Process)
+	}),
+	optional("checkpoint_bytes", "bytes", "What only its own checkpoint holds.", "it shares an ancestor's, or has none", func(r *NodeRow) (int64, bool) {
+		if !r.ownCheckpoint() {
+			return 0, false
+		}
+		return r.Restores.Bytes, true
+	}),
+	word("status", "How the turn ended.", "the root", statusWords, func(r *NodeRow) uint8 { return uint8(r.TurnStatus) }),
+	optional("exit_code", "", "The last command's exit code.", "a signal ended it", func(r *NodeRow) (int64, bool) {
+		return int64(r.Observation.ExitCode), r.Observation.Signal == 0 && r.Observation.ExitCode >= 0
+	}),
+	number("effect_count", "effects", "All effects of the turn.", func(r *NodeRow) int64 { return r.EffectCount }),
+	optional("payload_bytes", "bytes", "Size of the trainer's payload.", "it has none", func(r *NodeRow) (int64, bool) {
+		return r.PayloadBytes, r.PayloadDigest != ""
+	}),
+	object("rewards", "Named rewards as a JSON object.", func(r *NodeRow) map[string]float64 { return r.Rewards }),
+	real64("value", "", "The search's value.", func(r *NodeRow) float64 { return r.Value }),
+	number("visits", "visits", "The search's visits.", func(r *NodeRow) int64 { return r.Visits }),
+	object("labels", "Labels as a JSON object.", func(r *NodeRow) map[string]string { return r.Labels }),
+	text("policy_version", "The trainer's policy version.", "none was given", func(r *NodeRow) string { return r.PolicyVersion }),
+	flag("pinned", "Whether it is kept from pruning.", func(r *NodeRow) bool { return r.Pinned }),
+	text("sandbox", "The sandbox that ran the turn.", "the root", func(r *NodeRow) string { return string(r.Sandbox) }),
+)
