@@ -301,6 +301,9 @@ func TestRecordingWhileExporting(t *testing.T) {
 		mustExport(t, r, Forks, "tr_1")
 	}
 	wg.Wait()
+	if err := r.Close(); err != nil { // no spill runs any more
+		t.Fatal(err)
+	}
 	kept := int64(len(nodesIn(t, mustExport(t, r, Forks, "")))) + int64(len(nodesIn(t, mustExport(t, r, Captures, ""))))
 	if got := kept + r.Dropped(); got != 16000 {
 		t.Errorf("kept and dropped are %d rows, want 16000", got)
