@@ -1,0 +1,129 @@
+"""Boxwood: run turns in sandboxes, fork any node of the tree into many live ones.
+
+    import boxwood
+
+    with boxwood.connect() as client, client.create_tree(image="debian:demo") as tree:
+        turn = tree.sandbox.run("echo hello > /tmp/greeting")
+        with turn.node.fork(8) as children:
+            for child in children.ready:
+                print(child.run("cat /tmp/greeting").text)
+
+The words are those of the engine: a *turn* runs in a *sandbox* and becomes a
+*node* of a *tree*; a *fork* makes live sandboxes that stand at a node. See
+`boxwood.errors` for the exceptions.
+"""
+
+from ._version import __version__
+from .client import Client, connect
+from .errors import (
+    AgentError,
+    AlreadyExists,
+    BoxwoodError,
+    Busy,
+    Cancelled,
+    ClientError,
+    CommandFailed,
+    ConnectionFailed,
+    DataLoss,
+    DeadlineExceeded,
+    FailedPrecondition,
+    ForkError,
+    InfrastructureError,
+    InternalError,
+    InvalidArgument,
+    NodeWithheld,
+    NotFound,
+    PermissionDenied,
+    ResourceExhausted,
+    Unavailable,
+    UnsafeEntry,
+    Unsupported,
+)
+from .fork import Children, Forks
+from .images import Images
+from .node import Annotation, Node, annotation
+from .records import (
+    Action,
+    Capability,
+    CaptureStatus,
+    Column,
+    CommandResult,
+    Effect,
+    EffectKind,
+    File,
+    Image,
+    ImportProgress,
+    Info,
+    Limits,
+    Observation,
+    Output,
+    ProcessKind,
+    Pruned,
+    Table,
+    Timings,
+    Turn,
+    TurnStatus,
+    Verdict,
+)
+from .sandbox import Sandbox
+from .tree import Tree, TreeChange
+from .turn import OpenTurn
+
+__all__ = [
+    "Action",
+    "AgentError",
+    "AlreadyExists",
+    "Annotation",
+    "BoxwoodError",
+    "Busy",
+    "Cancelled",
+    "Capability",
+    "CaptureStatus",
+    "Children",
+    "Client",
+    "ClientError",
+    "Column",
+    "CommandFailed",
+    "CommandResult",
+    "ConnectionFailed",
+    "DataLoss",
+    "DeadlineExceeded",
+    "Effect",
+    "EffectKind",
+    "FailedPrecondition",
+    "File",
+    "ForkError",
+    "Forks",
+    "Image",
+    "Images",
+    "ImportProgress",
+    "Info",
+    "InfrastructureError",
+    "InternalError",
+    "InvalidArgument",
+    "Limits",
+    "Node",
+    "NodeWithheld",
+    "NotFound",
+    "Observation",
+    "OpenTurn",
+    "Output",
+    "PermissionDenied",
+    "ProcessKind",
+    "Pruned",
+    "ResourceExhausted",
+    "Sandbox",
+    "Table",
+    "Timings",
+    "Tree",
+    "TreeChange",
+    "Turn",
+    "TurnStatus",
+    "Unavailable",
+    "UnsafeEntry",
+    "Unsupported",
+    "Verdict",
+    "__version__",
+    "annotation",
+    "connect",
+]

@@ -1,0 +1,135 @@
+"""Reads the service's messages into records, and writes the few that go the other way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from ._proto import boxwood_pb2 as pb
+from .records import (
+    Capability,
+    CaptureStatus,
+    Column,
+    CommandResult,
+    Effect,
+    EffectKind,
+    Image,
+    Info,
+    Limits,
+    Observation,
+    Output,
+    ProcessKind,
+    Table,
+    Timings,
+    TurnStatus,
+    Verdict,
+    Word,
+)
+
+W = TypeVar("W", bound=Word)
+
+
+def _word(cls: type[W], enum: Any, number: int, prefix: str = "") -> W:
+    try:
+        name: str = enum.Name(number)
+        return cls[name[len(prefix) :]]
+    except (ValueError, KeyError):
+        return cls["UNKNOWN"]
+
+
+def observation(m: pb.Observation) -> Observation:
+    """Reads an Observation message."""
+    return Observation(
+        stdout=Output(m.stdout, m.stdout_omitted, m.stdout_cut_at),
+        stderr=Output(m.stderr, m.stderr_omitted, m.stderr_cut_at),
+        exit_code=m.exit_code,
+        signal=m.signal,
+        oom_killed=m.oom_killed,
+    )
+
+
+def timings(m: pb.Timings) -> Timings:
+    """Reads a Timings message."""
+    return Timings(
+        capture_wait=m.capture_wait_ns / 1e9,
+        command=m.command_ns / 1e9,
+        barrier=m.barrier_ns / 1e9,
+        record=m.record_ns / 1e9,
+        total=m.total_ns / 1e9,
+        capture=m.capture_ns / 1e9,
+    )
+
+
+def command_result(m: pb.CommandResult) -> CommandResult:
+    """Reads a CommandResult message."""
+    return CommandResult(observation(m.observation), turn_status(m.status), m.wall_ns / 1e9)
+
+
+def effects(items: Sequence[pb.Effect]) -> tuple[Effect, ...]:
+    """Reads Effect messages."""
+    return tuple(Effect(_word(EffectKind, pb.Effect.Kind, m.kind), m.subject, m.detail) for m in items)
+
+
+def verdict(number: int) -> Verdict:
+    """Reads a verdict."""
+    return _word(Verdict, pb.Verdict, number, "VERDICT_")
+
+
+def capture_status(number: int) -> CaptureStatus:
+    """Reads a capture status."""
+    return _word(CaptureStatus, pb.CaptureStatus, number, "CAPTURE_STATUS_")
+
+
+def process_kind(number: int) -> ProcessKind:
+    """Reads a process kind."""
+    return _word(ProcessKind, pb.ProcessKind, number, "PROCESS_KIND_")
+
+
+def turn_status(number: int) -> TurnStatus:
+    """Reads a turn's status."""
+    return _word(TurnStatus, pb.TurnStatus, number, "TURN_STATUS_")
+
+
+def image(m: pb.Image) -> Image:
+    """Reads an Image message."""
+    return Image(m.digest, tuple(m.names), tuple(m.layers), m.bytes, m.created_at, dict(m.env), m.cwd, m.user)
+
+
+def limits(m: pb.Limits) -> Limits:
+    """Reads a Limits message."""
+    return Limits(m.memory_bytes, m.pids, m.cpu_millis / 1000, m.disk_bytes)
+
+
+def limits_message(value: Limits | None) -> pb.Limits | None:
+    """Writes a Limits message."""
+    if value is None:
+        return None
+    return pb.Limits(
+        memory_bytes=value.memory_bytes,
+        pids=value.pids,
+        cpu_millis=round(value.cpus * 1000),
+        disk_bytes=value.disk_bytes,
+    )
+
+
+def info(m: pb.GetInfoResponse) -> Info:
+    """Reads the answer of GetInfo."""
+    known = {pb.Capability.YES: True, pb.Capability.NO: False}
+    return Info(
+        version=m.version,
+        kernel=m.kernel,
+        capabilities=tuple(Capability(c.name, known.get(c.state), c.detail) for c in m.capabilities),
+        pool_bytes_total=m.pool_bytes_total,
+        pool_bytes_used=m.pool_bytes_used,
+        sandboxes=m.sandboxes,
+        nodes=m.nodes,
+        zygotes_ready=m.zygotes_ready,
+        default_limits=limits(m.default_limits),
+        lost_events=m.lost_events,
+    )
+
+
+def table(m: pb.Table) -> Table:
+    """Reads a Table message."""
+    columns = tuple(Column(c.name, c.type, c.description) for c in m.columns)
+    return Table(m.name, m.description, m.rows, columns)
