@@ -1,0 +1,59 @@
+# `make help` explains the targets. Each is a thin call of a script or of go, so
+# that everything can be run without make, too.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-dev build test test-go test-python demo bench lint generate verify-generated \
+	check-imports check-docs check-acceptance sabotage clean
+
+ENV := . scripts/env.sh;
+
+help: ## explain the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## bring a fresh Debian 12 or 13 to a working state; does only what is missing
+	@scripts/setup.sh
+
+setup-dev: ## setup, and the tools for regenerating code and linting
+	@scripts/setup.sh --dev
+
+build: ## build bin/boxwood
+	@scripts/build.sh
+
+test: setup test-go test-python ## set up, then run all tests (as root; what the host can't do is skipped with a reason)
+
+test-go: ## run the Go tests; PKG=./tree/... RUN=TestName narrow it
+	@scripts/test-go.sh
+
+test-python: build ## run the tests of the Python package; ARGS="-k name" narrows it
+	@scripts/test-python.sh $(ARGS)
+
+demo: setup ## set up, then run the main job on real parts: replay, fork, search (SHORT=1: smaller)
+	@$(ENV) examples/demo/run.sh
+
+bench: build ## run one benchmark, JSON lines: make -s bench NAME=fork (LONG=1: thorough)
+	@$(ENV) test -n "$(NAME)" || { echo "usage: make bench NAME=fork" >&2; exit 2; }; benchmarks/run.sh "$(NAME)"
+
+lint: ## format, vet, staticcheck, shellcheck, ruff, mypy, words that have no place here
+	@scripts/lint.sh
+
+generate: ## regenerate all committed generated code
+	@scripts/generate.sh
+
+verify-generated: ## regenerate it in a copy and demand that nothing changes
+	@scripts/verify-generated.sh
+
+check-imports: ## hold the rule who may import whom
+	@$(ENV) go test -count=1 ./internal/archtest/
+
+check-docs: ## run the commands that the documentation shows
+	@scripts/check-docs.sh
+
+check-acceptance: ## hold docs/ACCEPTANCE.md against the last run of the tests
+	@$(ENV) go run ./internal/acceptance/check
+
+sabotage: ## break each guarantee on purpose; its check must turn red
+	@scripts/sabotage.sh
+
+clean: ## remove what was built (.venv, Go and CRIU stay: rm -rf .venv .cache for those)
+	rm -rf bin dist .cache/test .cache/generated

@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# leakcheck.sh before FILE | after FILE: what a run left on the host.
+#
+# `before` writes down what is there; `after` compares, and fails with what is new:
+# mounts, loop devices, cgroups, network namespaces, processes, and
+# files of Boxwood's in the temporary folder. A process may take a moment to end,
+# so `after` looks again for up to 10 s until nothing is new.
+set -euo pipefail
+[ $# = 2 ] || {
+  sed -n '2,7s/^# \{0,1\}//p' "$0" >&2
+  exit 2
+}
+
+inventory() {
+  awk '{ print "mount " $5 }' /proc/self/mountinfo
+  local file backing
+  for file in /sys/block/loop*/loop/backing_file; do
+    if [ -e "$file" ] && backing=$(cat "$file" 2>/dev/null); then
+      echo "loop device $backing"
+    fi
+  done
+  find /sys/fs/cgroup -type d -printf 'cgroup %p\n' 2>/dev/null || true
+  find /run/netns -mindepth 1 -printf 'network namespace %f\n' 2>/dev/null || true
+  find "${TMPDIR:-/tmp}" -maxdepth 1 \( -name '*boxwood*' -o -name 'bwo*' -o -name '.doctor-*' \) -printf 'file %p\n'
+  # By command line and not by pid. Kernel threads have none, and those of this
+  # script and of the session around it come and go.
+  local pid command
+  for pid in /proc/[0-9]*; do
+    command=$(tr '\0' ' ' <"$pid/cmdline" 2>/dev/null) || continue
+    case $command in
+    '' | *leakcheck.sh* | *gopls* | *go-build*/compile*) ;;
+    *boxwood* | *boxinit* | */criu* | *zygote* | 'sleep '*) echo "process ${command:0:160}" ;;
+    esac
+  done
+}
+# Sandboxes' own processes are found by their namespaces instead: nobody else
+# makes user namespaces that begin at our ids.
+sandboxes() {
+  local map
+  for map in /proc/[0-9]*/uid_map; do
+    if awk '$1 == 0 && $2 >= 100000 { found = 1 } END { exit !found }' "$map" 2>/dev/null; then
+      echo "process in a sandbox: $(tr '\0' ' ' <"$(dirname "$map")/cmdline" 2>/dev/null)"
+    fi
+  done
+}
+list() { { inventory; sandboxes; } | sort; }
+
+case $1 in
+before) list >"$2" ;;
+after)
+  now=$(mktemp)
+  trap 'rm -f "$now"' EXIT
+  for _ in $(seq 20); do
+    list >"$now"
+    if [ -z "$(comm -13 "$2" "$now")" ]; then
+      echo "nothing was left behind ($(wc -l <"$now") things looked at)"
+      exit 0
+    fi
+    sleep 0.5
+  done
+  echo "left behind:" >&2
+  comm -13 "$2" "$now" >&2
+  exit 1
+  ;;
+*) exit 2 ;;
+esac
