@@ -1,0 +1,171 @@
+package pool
+
+import (
+	"context"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/boxwood-rl/boxwood/internal/btrfs"
+)
+
+// sweeper removes subvolumes behind the callers' backs, one after the other, in
+// one goroutine that stop waits for.
+type sweeper struct {
+	p    *Btrfs
+	done chan struct{}
+
+	mu       sync.Mutex
+	changed  sync.Cond // queue, busy or stopping
+	queue    []sweepItem
+	busy     bool
+	stopping bool
+	removed  map[uint64]bool // perhaps not yet taken apart by the kernel
+	hurried  time.Time
+}
+
+type sweepItem struct {
+	dir  *os.File
+	name string
+}
+
+const (
+	// settleAt is how many removed subvolumes are remembered before the sweeper
+	// looks which of them are really gone.
+	settleAt = 1024
+	// hurryEvery bounds how often we end a transaction only to wake the cleaner.
+	hurryEvery = 20 * time.Millisecond
+)
+
+func newSweeper(p *Btrfs) *sweeper {
+	s := &sweeper{p: p, done: make(chan struct{}), removed: map[uint64]bool{}}
+	s.changed.L = &s.mu
+	go s.run()
+	return s
+}
+
+// add never blocks; the name must be of no more use to anybody.
+func (s *sweeper) add(dir *os.File, name string) {
+	s.mu.Lock()
+	s.queue = append(s.queue, sweepItem{dir, name})
+	s.mu.Unlock()
+	s.changed.Broadcast()
+}
+
+func (s *sweeper) run() {
+	defer close(s.done)
+	full := settleAt
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for {
+		for len(s.queue) == 0 && !s.stopping {
+			s.changed.Wait()
+		}
+		if len(s.queue) == 0 {
+			return
+		}
+		item := s.queue[0]
+		s.queue = s.queue[1:]
+		s.busy = true
+		s.mu.Unlock()
+		id := s.remove(item)
+		s.mu.Lock()
+		s.busy = false
+		if id != 0 {
+			s.removed[id] = true
+		}
+		s.changed.Broadcast()
+		if len(s.removed) >= full {
+			s.mu.Unlock()
+			full = 2*s.settle() + settleAt
+			s.mu.Lock()
+		}
+	}
+}
+
+// remove gives the id of what it removed, or 0. What can't be removed keeps its
+// name, and the next Open tries again.
+func (s *sweeper) remove(item sweepItem) uint64 {
+	f, err := os.Open(item.dir.Name() + "/" + item.name)
+	if err != nil {
+		return 0
+	}
+	id, err := btrfs.ID(f)
+	f.Close()
+	if err != nil {
+		return 0
+	}
+	if err := btrfs.Destroy(item.dir, item.name); err != nil {
+		return 0
+	}
+	return id
+}
+
+// settle forgets the removed subvolumes that the kernel is done with, and says
+// how many it isn't. It drops the quota groups of the former, which the kernel
+// keeps; it refuses for a group whose extents live on in others.
+func (s *sweeper) settle() int {
+	s.mu.Lock()
+	ids := slices.Collect(maps.Keys(s.removed))
+	s.mu.Unlock()
+	var gone []uint64
+	for _, id := range ids {
+		if there, err := btrfs.Exists(s.p.top, id); err != nil || there {
+			continue
+		}
+		gone = append(gone, id)
+		if s.p.quotas {
+			btrfs.ForgetQuota(s.p.top, id)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, id := range gone {
+		delete(s.removed, id)
+	}
+	return len(s.removed)
+}
+
+// pending counts what isn't gone yet, and wakes the kernel's cleaner.
+func (s *sweeper) pending() int {
+	left := s.settle()
+	s.mu.Lock()
+	n := len(s.queue)
+	if s.busy {
+		n++
+	}
+	hurry := left > 0 && n == 0 && time.Since(s.hurried) > hurryEvery && !s.stopping
+	if hurry {
+		s.hurried = time.Now()
+	}
+	s.mu.Unlock()
+	if hurry {
+		btrfs.StartCommit(s.p.top) // only to be quicker
+	}
+	return n + left
+}
+
+// stop finishes the queue.
+func (s *sweeper) stop() {
+	s.mu.Lock()
+	s.stopping = true
+	s.mu.Unlock()
+	s.changed.Broadcast()
+	<-s.done
+}
+
+// drain looks again and again: the kernel tells nobody when its cleaner is done.
+func (s *sweeper) drain(ctx context.Context) error {
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for s.pending() > 0 {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+	return nil
+}
