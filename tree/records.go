@@ -104,7 +104,7 @@ type Tree struct {
 	CreatedAt time.Time
 	Closed    bool
 
-	ModifyIndex uint64
+	CreateIndex, ModifyIndex uint64
 }
 
 // Defaults apply to every sandbox and turn of a tree that doesn't say otherwise.
@@ -122,6 +122,10 @@ type Limits struct {
 }
 
 // Node is a turn boundary in a tree. A node read from the store is a constant.
+//
+// What its turn did (Action, Stdout and Stderr of Observation, Reasons, Effects) is
+// written once and lies on disk only: FullNode reads it, every other read
+// leaves it empty.
 type Node struct {
 	ID      ids.Node
 	Tree    ids.Tree
@@ -157,7 +161,8 @@ type Node struct {
 	Sandbox            ids.Sandbox
 	Timings            Timings
 
-	ModifyIndex uint64
+	// Set by the store. Every write has an index of its own; later is higher.
+	CreateIndex, ModifyIndex uint64
 }
 
 // Timings of the turn that made a node.

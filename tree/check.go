@@ -1,0 +1,251 @@
+package tree
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"iter"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/boxwood-rl/boxwood/internal/ids"
+)
+
+// Check compares memory with the log row by row and follows every reference;
+// it names what is wrong, and nothing if all is well. That memory differs
+// from the log also shows a caller who wrote to a record that was given out.
+// No change is made meanwhile, so it isn't for a busy daemon.
+func (s *Store) Check(ctx context.Context) (wrong []string, err error) {
+	unlock, err := s.settled()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	c := &checker{reader: reader{s.head.Txn(false), s.next}, log: s.log}
+	for _, step := range []func() error{
+		func() error {
+			return same(c, treeRows, layoutTree, c.Trees(), func(t *Tree) string { return string(t.ID) })
+		},
+		func() error { return same(c, nodeRows, layoutNode, scan[Node](c.reader, nodes, byID, nil), nodeID) },
+		func() error {
+			return same(c, checkpointRows, layoutCheckpoint, c.Checkpoints(), func(k *Checkpoint) string { return string(k.ID) })
+		},
+		func() error {
+			return same(c, sandboxRows, layoutSandbox, c.Sandboxes(), func(x *Sandbox) string { return string(x.ID) })
+		},
+		func() error {
+			return same(c, imageRows, layoutImage, c.Images(), func(i *Image) string { return string(i.Digest) })
+		},
+		func() error {
+			return same(c, setupRows, layoutSetup, scan[Setup](c.reader, setups, byID, nil), func(x *Setup) string { return x.Digest })
+		},
+		c.details, c.payloads, c.replies,
+	} {
+		if err := step(); err != nil {
+			return c.wrong, err
+		}
+		if err := ctx.Err(); err != nil {
+			return c.wrong, waitFault(err)
+		}
+	}
+	c.references()
+	c.totals()
+	return c.wrong, nil
+}
+
+// settled returns when head is durable, with mu held.
+func (s *Store) settled() (unlock func(), err error) {
+	for {
+		s.mu.Lock()
+		switch g := s.latest; {
+		case s.closed:
+			s.mu.Unlock()
+			return nil, errClosed()
+		case s.failed != nil:
+			s.mu.Unlock()
+			return nil, s.failed
+		case g == nil:
+			return s.mu.Unlock, nil
+		default:
+			select {
+			case <-g.done:
+				return s.mu.Unlock, nil
+			default:
+			}
+			s.mu.Unlock()
+			<-g.done
+		}
+	}
+}
+
+type checker struct {
+	reader
+	log   *disk
+	wrong []string
+}
+
+func (c *checker) say(format string, args ...any) {
+	c.wrong = append(c.wrong, fmt.Sprintf(format, args...))
+}
+
+func nodeID(n *Node) string { return string(n.ID) }
+
+// same compares the rows of one kind.
+func same[T any](c *checker, r rows, layout func(*coder, *T), memory iter.Seq[*T], id func(*T) string) error {
+	want := map[string][]byte{}
+	for v := range memory {
+		want[id(v)] = encode(v, layout)
+	}
+	err := c.log.each(r, func(k, value []byte) error {
+		b, ok := want[string(k)]
+		if !ok {
+			c.say("row %c %s is in the log and not in memory", r, k)
+		} else if !bytes.Equal(b, value) {
+			c.say("row %c %s differs between the log and memory", r, k)
+		}
+		delete(want, string(k))
+		return nil
+	})
+	for k := range want {
+		c.say("row %c %s is in memory and not in the log", r, k)
+	}
+	return err
+}
+
+// details: each node has one, readable, and none is left over.
+func (c *checker) details() error {
+	seen := 0
+	err := c.log.each(detailRows, func(id, value []byte) error {
+		seen++
+		if _, err := c.Node(ids.Node(id)); err != nil {
+			c.say("what the turn of %s did is kept, and the node isn't there", id)
+		}
+		if err := decodeInto(new(Node), value, layoutDetail); err != nil {
+			c.say("what the turn of %s did can't be read: %v", id, err)
+		}
+		return nil
+	})
+	if n := c.NodeCount(""); err == nil && seen != n {
+		c.say("there are %d nodes, and %d have what their turn did", n, seen)
+	}
+	return err
+}
+
+func (c *checker) payloads() error {
+	err := c.log.each(payloadRows, func(digest, value []byte) error {
+		if sum := sha256.Sum256(value); hex.EncodeToString(sum[:]) != string(digest) {
+			c.say("payload %s has other bytes than were put", digest)
+		}
+		if _, used := find[Node](c.reader, nodes, byPayload, key(string(digest))); !used {
+			c.say("payload %s has no node", digest)
+		}
+		return nil
+	})
+	for n := range scan[Node](c.reader, nodes, byPayload, nil) {
+		if _, err := c.log.get(rowKey(payloadRows, n.PayloadDigest)); errors.Is(err, pebble.ErrNotFound) {
+			c.say("node %s names payload %s, which isn't there", n.ID, n.PayloadDigest)
+		} else if err != nil {
+			return err
+		}
+	}
+	return err
+}
+
+func (c *checker) replies() error {
+	seen := 0
+	err := c.log.each(replyRows, func(k, _ []byte) error {
+		seen++
+		if _, ok := find[Reply](c.reader, replies, byID, key(string(k))); !ok {
+			c.say("reply %q is in the log and not in memory", k)
+		}
+		return nil
+	})
+	if n := c.count(replies, ""); err == nil && n != seen {
+		c.say("there are %d replies in the log and %d in memory", seen, n)
+	}
+	return err
+}
+
+// references: everything that is pointed to is there, and everything that
+// needs a user has one.
+func (c *checker) references() {
+	for t := range c.Trees() {
+		if n, err := c.Node(t.Root); err != nil || n.Tree != t.ID || n.Parent != "" {
+			c.say("tree %s: its root %s isn't there or isn't a root of it", t.ID, t.Root)
+		}
+	}
+	for n := range scan[Node](c.reader, nodes, byID, nil) {
+		if _, err := c.Tree(n.Tree); err != nil {
+			c.say("node %s: %v", n.ID, err)
+		}
+		if n.Parent != "" {
+			if p, err := c.Node(n.Parent); err != nil {
+				c.say("node %s: its parent: %v", n.ID, err)
+			} else if p.Depth+1 != n.Depth || p.Tree != n.Tree {
+				c.say("node %s at depth %d of %s hangs on %s at depth %d of %s", n.ID, n.Depth, n.Tree, p.ID, p.Depth, p.Tree)
+			}
+		}
+		if n.Checkpoint != "" {
+			if _, err := c.Checkpoint(n.Checkpoint); err != nil {
+				c.say("node %s: %v", n.ID, err)
+			}
+		}
+	}
+	for k := range c.Checkpoints() {
+		if _, used := find[Node](c.reader, nodes, byCheckpoint, key(k.ID)); !used {
+			c.say("checkpoint %s has no node", k.ID)
+		}
+	}
+	for s := range c.Sandboxes() {
+		if s.Head != "" {
+			if _, err := c.Node(s.Head); err != nil {
+				c.say("sandbox %s: %v", s.ID, err)
+			}
+		}
+	}
+	for d := range scan[condemned](c.reader, doomed, byID, nil) {
+		if k, used := find[Checkpoint](c.reader, checkpoints, bySnapshot, key(d.Snapshot)); used {
+			c.say("snapshot %s is condemned, and checkpoint %s has it", d.Snapshot, k.ID)
+		}
+	}
+}
+
+func (c *checker) totals() {
+	of := map[string]int{}
+	for t := range c.Trees() {
+		of[trees]++
+		for range c.NodesOf(t.ID) {
+			of[nodes]++
+			of[counter(nodes, string(t.ID))]++
+		}
+	}
+	for k := range c.Checkpoints() {
+		of[checkpoints]++
+		of[counter(checkpoints, string(k.Tree))]++
+	}
+	for s := range c.Sandboxes() {
+		of[sandboxes]++
+		of[counter(sandboxes, string(s.Tree))]++
+	}
+	for range c.Images() {
+		of[images]++
+	}
+	for r := range scan[removal](c.reader, removals, byID, nil) {
+		of[removals] += len(r.Nodes)
+	}
+	of[replies] = c.count(replies, "") // compared in replies
+	for x := range scan[count](c.reader, counts, byID, nil) {
+		if x.n != of[x.of] {
+			c.say("%s are counted as %d, and there are %d", x.of, x.n, of[x.of])
+		}
+		delete(of, x.of)
+	}
+	for name, n := range of {
+		if n != 0 {
+			c.say("%s aren't counted, and there are %d", name, n)
+		}
+	}
+}

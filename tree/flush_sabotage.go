@@ -1,0 +1,5 @@
+//go:build sabotage_fsync
+
+package tree
+
+const flushWrites = false

@@ -1,0 +1,196 @@
+package tree
+
+// The fields of each record as they lie in the log (see codec.go). Numbers are
+// for ever. docs/TREE.md has the keys.
+
+func layoutTree(c *coder, t *Tree) {
+	text(c, 1, &t.ID)
+	text(c, 2, &t.Root)
+	text(c, 3, &t.Image)
+	c.labels(4, &t.Labels)
+	nested(c, 5, &t.Defaults, layoutDefaults)
+	c.instant(6, &t.CreatedAt)
+	c.flag(7, &t.Closed)
+	unsigned(c, 8, &t.ModifyIndex)
+	unsigned(c, 9, &t.CreateIndex)
+}
+
+func layoutDefaults(c *coder, d *Defaults) {
+	text(c, 1, &d.User)
+	text(c, 2, &d.Cwd)
+	c.labels(3, &d.Env)
+	nested(c, 4, &d.Limits, layoutLimits)
+	signed(c, 5, &d.Lease)
+	signed(c, 6, &d.TurnDeadline)
+}
+
+func layoutLimits(c *coder, l *Limits) {
+	signed(c, 1, &l.MemoryBytes)
+	signed(c, 2, &l.Pids)
+	signed(c, 3, &l.CPUMillis)
+	signed(c, 4, &l.DiskBytes)
+}
+
+// layoutNode is the part of a node that is kept in memory, too.
+func layoutNode(c *coder, n *Node) {
+	text(c, 1, &n.ID)
+	text(c, 2, &n.Tree)
+	text(c, 3, &n.Parent)
+	signed(c, 4, &n.Depth)
+	signed(c, 5, &n.Ordinal)
+	unsigned(c, 6, &n.TurnStatus)
+	unsigned(c, 7, &n.Verdict)
+	c.flag(8, &n.External)
+	signed(c, 9, &n.EffectCount)
+	unsigned(c, 10, &n.Capture)
+	text(c, 11, &n.Checkpoint)
+	text(c, 12, &n.WithheldReason)
+	c.scores(13, &n.Rewards)
+	c.real(14, &n.Value)
+	signed(c, 15, &n.Visits)
+	c.labels(16, &n.Labels)
+	text(c, 17, &n.PolicyVersion)
+	text(c, 18, &n.PayloadDigest)
+	signed(c, 19, &n.PayloadBytes)
+	c.flag(20, &n.Pinned)
+	c.instant(21, &n.StartedAt)
+	c.instant(22, &n.EndedAt)
+	c.instant(23, &n.FrozenAt)
+	c.flag(24, &n.SurvivorsRan)
+	text(c, 25, &n.Sandbox)
+	nested(c, 26, &n.Timings, layoutTimings)
+	nested(c, 27, &n.Observation, layoutOutcome)
+	unsigned(c, 28, &n.ModifyIndex)
+	unsigned(c, 29, &n.CreateIndex)
+}
+
+func layoutTimings(c *coder, t *Timings) {
+	signed(c, 1, &t.CaptureWait)
+	signed(c, 2, &t.Command)
+	signed(c, 3, &t.Barrier)
+	signed(c, 4, &t.Record)
+	signed(c, 5, &t.Total)
+	signed(c, 6, &t.Capture)
+}
+
+// layoutOutcome is an observation without its bytes.
+func layoutOutcome(c *coder, o *Observation) {
+	signed(c, 1, &o.StdoutOmitted)
+	signed(c, 2, &o.StderrOmitted)
+	signed(c, 3, &o.StdoutCutAt)
+	signed(c, 4, &o.StderrCutAt)
+	signed(c, 5, &o.ExitCode)
+	signed(c, 6, &o.Signal)
+	c.flag(7, &o.OOMKilled)
+}
+
+// layoutDetail is the rest of a node: written once, on disk only.
+func layoutDetail(c *coder, n *Node) {
+	c.blob(1, &n.Action.Text)
+	c.blobs(2, &n.Action.Argv)
+	signed(c, 3, &n.Action.Steps)
+	c.blob(4, &n.Observation.Stdout)
+	c.blob(5, &n.Observation.Stderr)
+	texts(c, 6, &n.Reasons)
+	list(c, 7, &n.Effects, layoutEffect)
+}
+
+func layoutEffect(c *coder, e *Effect) {
+	unsigned(c, 1, &e.Kind)
+	c.blob(2, &e.Subject)
+	text(c, 3, &e.Detail)
+}
+
+func layoutCheckpoint(c *coder, k *Checkpoint) {
+	text(c, 1, &k.ID)
+	text(c, 2, &k.Tree)
+	text(c, 3, &k.Node)
+	text(c, 4, &k.Snapshot)
+	nested(c, 5, &k.Seal, layoutSeal)
+	unsigned(c, 6, &k.Process)
+	signed(c, 7, &k.Bytes)
+	c.instant(8, &k.CreatedAt)
+	signed(c, 9, &k.FreezeFor)
+	c.flag(10, &k.Proven)
+	unsigned(c, 11, &k.ModifyIndex)
+}
+
+func layoutSeal(c *coder, s *Seal) {
+	text(c, 1, &s.UUID)
+	unsigned(c, 2, &s.Generation)
+	texts(c, 3, &s.Layers)
+}
+
+func layoutSandbox(c *coder, s *Sandbox) {
+	text(c, 1, &s.ID)
+	text(c, 2, &s.Tree)
+	text(c, 3, &s.Head)
+	text(c, 4, &s.Generation)
+	c.flag(5, &s.Scratch)
+	unsigned(c, 6, &s.State)
+	c.instant(7, &s.LeaseUntil)
+	signed(c, 8, &s.Lease)
+	c.labels(9, &s.Labels)
+	text(c, 10, &s.Hostname)
+	nested(c, 11, &s.Limits, layoutLimits)
+	c.blob(12, &s.Box)
+	unsigned(c, 13, &s.Commands)
+	unsigned(c, 14, &s.ModifyIndex)
+}
+
+func layoutImage(c *coder, i *Image) {
+	text(c, 1, &i.Digest)
+	texts(c, 2, &i.Names)
+	texts(c, 3, &i.Layers)
+	text(c, 4, &i.Base)
+	nested(c, 5, &i.BaseSeal, layoutSeal)
+	c.labels(6, &i.Env)
+	text(c, 7, &i.Cwd)
+	text(c, 8, &i.User)
+	signed(c, 9, &i.Bytes)
+	c.instant(10, &i.CreatedAt)
+	unsigned(c, 11, &i.ModifyIndex)
+}
+
+// layoutReply is what is kept of a reply in memory, too.
+func layoutReply(c *coder, r *Reply) {
+	text(c, 1, &r.Key)
+	text(c, 2, &r.Method)
+	text(c, 3, &r.Request)
+	c.instant(4, &r.At)
+}
+
+func layoutFullReply(c *coder, r *Reply) {
+	layoutReply(c, r)
+	c.blob(5, &r.Body)
+}
+
+func layoutSetup(c *coder, s *Setup) {
+	text(c, 1, &s.Digest)
+	text(c, 2, &s.Node)
+}
+
+// condemned is a snapshot that no record needs and whose file state is still
+// to be removed.
+type condemned struct {
+	Snapshot    string
+	ModifyIndex uint64
+}
+
+func layoutCondemned(c *coder, d *condemned) {
+	text(c, 1, &d.Snapshot)
+	unsigned(c, 2, &d.ModifyIndex)
+}
+
+// removal is what one Prune removed of one tree: node i went at index First+i.
+type removal struct {
+	First uint64
+	Tree  string
+	Nodes []string
+}
+
+func layoutRemoval(c *coder, r *removal) {
+	unsigned(c, 1, &r.First)
+	text(c, 2, &r.Tree)
+	texts(c, 3, &r.Nodes)
+}

@@ -1,0 +1,329 @@
+package tree
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"golang.org/x/sys/unix"
+
+	"github.com/boxwood-rl/boxwood/internal/fault"
+)
+
+// Keys in the log are one letter and an id. docs/TREE.md has the same table.
+type rows byte
+
+const (
+	metaRows       rows = 'm' // format, index, horizon
+	treeRows       rows = 't' // tree id       -> layoutTree
+	nodeRows       rows = 'n' // node id       -> layoutNode
+	detailRows     rows = 'd' // node id       -> layoutDetail
+	checkpointRows rows = 'c' // checkpoint id -> layoutCheckpoint
+	sandboxRows    rows = 's' // sandbox id    -> layoutSandbox
+	imageRows      rows = 'i' // digest        -> layoutImage
+	setupRows      rows = 'u' // digest        -> layoutSetup
+	replyRows      rows = 'r' // key           -> layoutFullReply
+	payloadRows    rows = 'p' // sha256 in hex -> the bytes as they are
+	condemnedRows  rows = 'x' // snapshot id   -> layoutCondemned
+	removalRows    rows = 'w' // 8 bytes, big-endian index -> layoutRemoval
+)
+
+// formatVersion is raised when an older program would misread what a newer one
+// writes. Version 1 is the first.
+const formatVersion = 1
+
+var (
+	formatKey  = rowKey(metaRows, "format")
+	indexKey   = rowKey(metaRows, "index")   // of the last write
+	horizonKey = rowKey(metaRows, "horizon") // removals up to this index are forgotten
+)
+
+func rowKey(r rows, id string) []byte {
+	return append(append(make([]byte, 0, 1+len(id)), byte(r)), id...)
+}
+
+func varint(v uint64) []byte { return binary.AppendUvarint(nil, v) }
+
+// disk is the durable log: an embedded pebble store, of which the tree uses
+// atomic batches, one flush per batch, and reads by key.
+//
+// pebble calls Fatalf where it can't go on, and Fatalf must not return. Instead
+// of ending the daemon, whose sandboxes and readers are well, that ends the
+// goroutine it was called from: a background one of pebble's, or the
+// committer's short-lived one (see commit). The store then takes no write.
+type disk struct {
+	db  *pebble.DB
+	fs  vfs.FS
+	dir string
+
+	mu     sync.RWMutex // read-held while db is in use
+	closed bool
+	unlock func() error
+
+	failure sync.Once
+	failed  chan struct{} // closed after cause is set
+	cause   error
+}
+
+// Bounds of pebble, chosen for a daemon that shares its host: memory for writes
+// that aren't in tables yet, and for blocks read again.
+const (
+	memTable   = 32 << 20
+	blockCache = 16 << 20
+)
+
+func openDisk(dir string, o Options) (*disk, error) {
+	d := &disk{fs: o.FS, dir: dir, failed: make(chan struct{})}
+	if d.fs == nil {
+		d.fs = vfs.Default
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, fault.New(fault.Internal, "state_dir", "making the state directory: %w", err)
+		}
+		if err := refuseVolatile(dir); err != nil && !o.AllowTmpfs {
+			return nil, err
+		}
+	}
+	logDir := d.fs.PathJoin(dir, "log")
+	if err := d.fs.MkdirAll(logDir, 0o700); err != nil {
+		return nil, fault.New(fault.Internal, "state_dir", "making the log's directory: %w", err)
+	}
+	// The entries of dir and of its parent have to be as durable as what is below.
+	for _, p := range []string{dir, d.fs.PathDir(dir)} {
+		if err := syncDir(d.fs, p); err != nil {
+			return nil, fault.New(fault.Internal, "state_dir", "flushing the directory %s: %w", p, err)
+		}
+	}
+	lock, err := pebble.LockDirectory(logDir, d.fs)
+	if err != nil {
+		return nil, lockFault(dir, err)
+	}
+	cache := pebble.NewCache(blockCache)
+	defer cache.Unref()
+	opts := &pebble.Options{
+		FS:                          d.fs,
+		Lock:                        lock,
+		Logger:                      d,
+		Cache:                       cache,
+		MemTableSize:                memTable,
+		MemTableStopWritesThreshold: 4,
+		FormatMajorVersion:          pebble.FormatWALSyncChunks,
+	}
+	err = guard(func() error {
+		var err error
+		d.db, err = pebble.Open(logDir, opts)
+		return err
+	})
+	if err == nil {
+		select {
+		case <-d.failed:
+			err = d.cause
+		default:
+		}
+	}
+	if err != nil {
+		_ = lock.Close()
+		return nil, openFault(dir, err)
+	}
+	// pebble refuses to close a lock that it still uses; ours is let go in close.
+	d.unlock = lock.Close
+	if err := d.checkFormat(); err != nil {
+		_ = d.close()
+		return nil, err
+	}
+	return d, nil
+}
+
+// checkFormat refuses what a newer program wrote, and signs what is new.
+func (d *disk) checkFormat() error {
+	b, err := d.get(formatKey)
+	if errors.Is(err, pebble.ErrNotFound) {
+		batch := d.db.NewBatch()
+		_ = batch.Set(formatKey, varint(formatVersion), nil)
+		return d.commit(batch)
+	}
+	if err != nil {
+		return openFault(d.dir, err)
+	}
+	v, n := binary.Uvarint(b)
+	if n <= 0 || n != len(b) || v == 0 {
+		return fault.New(fault.DataLoss, "log_damaged", "the log in %s has no readable format version", d.dir)
+	}
+	if v > formatVersion {
+		return fault.New(fault.Unsupported, "newer_format",
+			"the state in %s has format %d, and this boxwood knows formats up to %d", d.dir, v, formatVersion).
+			WithHint("use the boxwood that wrote it, or a newer one")
+	}
+	return nil
+}
+
+// commit makes a batch durable: one append and one flush. Nil means that it is
+// on the disk; an error, that it may or may not be.
+func (d *disk) commit(b *pebble.Batch) error {
+	select {
+	case <-d.failed:
+		return d.cause
+	default:
+	}
+	opts := pebble.NoSync
+	if flushWrites {
+		opts = pebble.Sync
+	}
+	err := guard(func() error { return b.Commit(opts) })
+	select {
+	case <-d.failed:
+		return d.cause
+	default:
+	}
+	return err
+}
+
+// guard runs f in a goroutine that Fatalf may end.
+func guard(f func() error) (err error) {
+	err = errors.New("the log gave up")
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		err = f()
+	}()
+	<-done
+	return err
+}
+
+func (d *disk) get(key []byte) ([]byte, error) {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	if d.closed {
+		return nil, errClosed()
+	}
+	v, c, err := d.db.Get(key)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	return append([]byte{}, v...), nil
+}
+
+// each calls f with every row of a kind, in the order of keys. Neither slice may be kept.
+func (d *disk) each(r rows, f func(id, value []byte) error) error {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	if d.closed {
+		return errClosed()
+	}
+	it, err := d.db.NewIter(&pebble.IterOptions{LowerBound: []byte{byte(r)}, UpperBound: []byte{byte(r) + 1}})
+	if err != nil {
+		return err
+	}
+	defer it.Close()
+	for ok := it.First(); ok; ok = it.Next() {
+		v, err := it.ValueAndErr()
+		if err != nil {
+			return err
+		}
+		if err := f(it.Key()[1:], v); err != nil {
+			return err
+		}
+	}
+	return it.Error()
+}
+
+// free is how many bytes the disk has left; all, where it can't tell.
+func (d *disk) free() uint64 {
+	u, err := d.fs.GetDiskUsage(d.dir)
+	if err != nil {
+		return ^uint64(0)
+	}
+	return u.AvailBytes
+}
+
+// close lets go of the directory. After a failure pebble may be unable to
+// close: then the lock stays until the process ends, since what is left of the
+// old log could still write beside a new one.
+func (d *disk) close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return nil
+	}
+	d.closed = true
+	select {
+	case <-d.failed:
+		return fault.New(fault.Unavailable, "store_failed",
+			"the log in %s failed and is left as it is: %w", d.dir, d.cause).
+			WithHint("start the daemon again: what was acknowledged is there")
+	default:
+	}
+	if err := guard(d.db.Close); err != nil {
+		return fault.New(fault.Internal, "state_dir", "closing the log in %s: %w", d.dir, err)
+	}
+	return d.unlock()
+}
+
+// ---- pebble's Logger -------------------------------------------------------
+
+func (d *disk) Infof(string, ...any)  {}
+func (d *disk) Errorf(string, ...any) {}
+
+func (d *disk) Fatalf(format string, args ...any) {
+	d.fail(fmt.Errorf(format, args...))
+	runtime.Goexit()
+}
+
+func (d *disk) fail(err error) {
+	d.failure.Do(func() {
+		d.cause = err
+		close(d.failed)
+	})
+}
+
+// ---- faults ----------------------------------------------------------------
+
+func errClosed() error {
+	return fault.New(fault.Unavailable, "store_closed", "the store is closed")
+}
+
+func lockFault(dir string, err error) error {
+	if errors.Is(err, fs.ErrPermission) && !errors.Is(err, unix.EACCES) || errors.Is(err, unix.EROFS) || errors.Is(err, fs.ErrNotExist) {
+		return fault.New(fault.Internal, "state_dir", "locking %s: %w", dir, err)
+	}
+	return fault.New(fault.Precondition, "state_in_use", "another process uses the state in %s: %w", dir, err).
+		WithHint("one daemon per state directory: stop the other one or name another directory")
+}
+
+func openFault(dir string, err error) error {
+	if errors.Is(err, pebble.ErrCorruption) {
+		return fault.New(fault.DataLoss, "log_damaged", "the log in %s is damaged: %w", dir, err).
+			WithHint("keep a copy of the directory before anything else is tried")
+	}
+	return fault.New(fault.Internal, "state_dir", "opening the log in %s: %w", dir, err)
+}
+
+// refuseVolatile refuses file systems that a reboot empties.
+func refuseVolatile(dir string) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return fault.New(fault.Internal, "state_dir", "looking at the file system of %s: %w", dir, err)
+	}
+	if st.Type == unix.TMPFS_MAGIC || st.Type == unix.RAMFS_MAGIC {
+		abs, _ := filepath.Abs(dir)
+		return fault.New(fault.Precondition, "state_on_tmpfs", "%s lies in memory (tmpfs): a reboot would lose every node", abs).
+			WithHint("put the state directory on a disk")
+	}
+	return nil
+}
+
+func syncDir(fs vfs.FS, dir string) error {
+	d, err := fs.OpenDir(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}

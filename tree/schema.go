@@ -1,0 +1,237 @@
+package tree
+
+import (
+	"encoding/binary"
+
+	"github.com/hashicorp/go-memdb"
+)
+
+// Tables and indexes in memory. An index costs some 400 bytes a row, so each
+// has its reason; what is asked for rarely or of one tree at a time (verdicts,
+// labels, times) is filtered from a tree's nodes, which are thousands.
+const (
+	trees       = "trees"
+	nodes       = "nodes"
+	checkpoints = "checkpoints"
+	sandboxes   = "sandboxes"
+	images      = "images"
+	setups      = "setups"
+	replies     = "replies"
+	doomed      = "condemned"
+	removals    = "removals"
+	counts      = "counts"
+	marks       = "marks"
+
+	byID         = "id"
+	byTree       = "tree"
+	byCreation   = "creation"
+	byParent     = "parent"
+	byCheckpoint = "checkpoint"
+	byPayload    = "payload"
+	byNode       = "node"
+	bySnapshot   = "snapshot"
+	byImage      = "image"
+	byName       = "name"
+	byAge        = "age"
+	pending      = "pending"
+)
+
+func schema() *memdb.DBSchema {
+	s := &memdb.DBSchema{Tables: map[string]*memdb.TableSchema{}}
+	for _, t := range []*memdb.TableSchema{
+		treeSchema(), nodeSchema(), checkpointSchema(), sandboxSchema(), imageSchema(),
+		setupSchema(), replySchema(), condemnedSchema(), removalSchema(), countSchema(), markSchema(),
+	} {
+		s.Tables[t.Name] = t
+	}
+	return s
+}
+
+func treeSchema() *memdb.TableSchema {
+	return tableOf(trees,
+		unique(byID, func(t *Tree) []byte { return key(t.ID) }),
+		// Trees lists in creation order.
+		unique(byCreation, func(t *Tree) []byte { return number(t.CreateIndex) }),
+		// TreesOf: an image that a tree stands on isn't removed.
+		many(byImage, func(t *Tree) []byte { return key(t.Image) }),
+	)
+}
+
+func nodeSchema() *memdb.TableSchema {
+	return tableOf(nodes,
+		unique(byID, func(n *Node) []byte { return key(n.ID) }),
+		// NodesOf: all of a tree in creation order.
+		unique(byTree, func(n *Node) []byte { return number(n.CreateIndex, string(n.Tree)) }),
+		// Children in order, and the next ordinal without counting.
+		unique(byParent, func(n *Node) []byte {
+			if n.Parent == "" {
+				return nil
+			}
+			return number(uint64(n.Ordinal), string(n.Parent))
+		}),
+		// Who shares a checkpoint, and whether anybody still does.
+		many(byCheckpoint, func(n *Node) []byte { return optional(n.Checkpoint) }),
+		// Whether anybody still has a payload. Only nodes with one are in it.
+		many(byPayload, func(n *Node) []byte { return optional(n.PayloadDigest) }),
+		// PendingCaptures at start-up, in creation order; nearly always nearly empty.
+		unique(pending, func(n *Node) []byte {
+			if n.Capture != Recorded {
+				return nil
+			}
+			return number(n.CreateIndex)
+		}),
+	)
+}
+
+func checkpointSchema() *memdb.TableSchema {
+	return tableOf(checkpoints,
+		unique(byID, func(k *Checkpoint) []byte { return key(k.ID) }),
+		many(byTree, func(k *Checkpoint) []byte { return key(k.Tree) }),
+		// A snapshot is condemned once no checkpoint has it.
+		many(bySnapshot, func(k *Checkpoint) []byte { return optional(k.Snapshot) }),
+	)
+}
+
+func sandboxSchema() *memdb.TableSchema {
+	return tableOf(sandboxes,
+		unique(byID, func(s *Sandbox) []byte { return key(s.ID) }),
+		many(byTree, func(s *Sandbox) []byte { return key(s.Tree) }),
+		// A node that a sandbox stands at isn't pruned.
+		many(byNode, func(s *Sandbox) []byte { return optional(s.Head) }),
+	)
+}
+
+func imageSchema() *memdb.TableSchema {
+	return tableOf(images,
+		unique(byID, func(i *Image) []byte { return key(i.Digest) }),
+		index(byName, true, indexer[Image]{keys: func(i *Image) [][]byte {
+			ks := make([][]byte, len(i.Names))
+			for j, n := range i.Names {
+				ks[j] = key(n)
+			}
+			return ks
+		}}),
+		// A snapshot that is an image's base isn't condemned with its checkpoints.
+		many(bySnapshot, func(i *Image) []byte { return optional(i.Base) }),
+	)
+}
+
+func setupSchema() *memdb.TableSchema {
+	return tableOf(setups,
+		unique(byID, func(s *Setup) []byte { return key(s.Digest) }),
+		// A set-up is forgotten with its node.
+		many(byNode, func(s *Setup) []byte { return key(s.Node) }),
+	)
+}
+
+func replySchema() *memdb.TableSchema {
+	return tableOf(replies,
+		unique(byID, func(r *Reply) []byte { return key(r.Key) }),
+		// Expiry takes the oldest first.
+		many(byAge, func(r *Reply) []byte { return number(uint64(r.At.UnixNano())) }),
+	)
+}
+
+func condemnedSchema() *memdb.TableSchema {
+	return tableOf(doomed,
+		unique(byID, func(d *condemned) []byte { return key(d.Snapshot) }),
+	)
+}
+
+func removalSchema() *memdb.TableSchema {
+	return tableOf(removals,
+		unique(byID, func(r *removal) []byte { return number(r.First) }),
+		// A watcher that catches up wants those of its tree.
+		many(byTree, func(r *removal) []byte { return key(r.Tree) }),
+	)
+}
+
+// count is how many rows a table has, in all ("nodes") or of one tree
+// ("nodes/tr_..."). In memory only; made again at Open.
+type count struct {
+	of string
+	n  int
+}
+
+func countSchema() *memdb.TableSchema {
+	return tableOf(counts, unique(byID, func(c *count) []byte { return key(c.of) }))
+}
+
+func markSchema() *memdb.TableSchema {
+	return tableOf(marks, unique(byID, func(m *mark) []byte { return key(m.name) }))
+}
+
+// ---- indexes ---------------------------------------------------------------
+
+// key is one part of an index key; its end is marked, so that no key is a
+// prefix of another's part.
+func key[T ~string](part T) []byte {
+	b := make([]byte, 0, len(part)+1+32) // room for the id that memdb appends
+	return append(append(b, part...), 0)
+}
+
+func optional[T ~string](part T) []byte {
+	if part == "" {
+		return nil
+	}
+	return key(part)
+}
+
+// number is parts and then n, which sorts as a number.
+func number(n uint64, parts ...string) []byte {
+	b := make([]byte, 0, 72)
+	for _, p := range parts {
+		b = append(append(b, p...), 0)
+	}
+	return binary.BigEndian.AppendUint64(b, n)
+}
+
+// indexer makes index keys with a typed function instead of reflection. Look-ups hand
+// in keys that are made already; a shorter key finds what starts with it.
+type indexer[T any] struct {
+	key  func(*T) []byte // nil: not in this index
+	keys func(*T) [][]byte
+}
+
+func (x indexer[T]) FromArgs(args ...any) ([]byte, error)       { return args[0].([]byte), nil }
+func (x indexer[T]) PrefixFromArgs(args ...any) ([]byte, error) { return args[0].([]byte), nil }
+
+type single[T any] struct{ indexer[T] }
+
+func (x single[T]) FromObject(o any) (bool, []byte, error) {
+	k := x.key(o.(*T))
+	return k != nil, k, nil
+}
+
+type multi[T any] struct{ indexer[T] }
+
+func (x multi[T]) FromObject(o any) (bool, [][]byte, error) {
+	ks := x.keys(o.(*T))
+	return len(ks) > 0, ks, nil
+}
+
+func index[T any](name string, uniq bool, x indexer[T]) *memdb.IndexSchema {
+	s := &memdb.IndexSchema{Name: name, Unique: uniq, AllowMissing: name != byID}
+	if x.keys != nil {
+		s.Indexer = multi[T]{x}
+	} else {
+		s.Indexer = single[T]{x}
+	}
+	return s
+}
+
+func unique[T any](name string, key func(*T) []byte) *memdb.IndexSchema {
+	return index(name, true, indexer[T]{key: key})
+}
+
+func many[T any](name string, key func(*T) []byte) *memdb.IndexSchema {
+	return index(name, false, indexer[T]{key: key})
+}
+
+func tableOf(name string, indexes ...*memdb.IndexSchema) *memdb.TableSchema {
+	t := &memdb.TableSchema{Name: name, Indexes: map[string]*memdb.IndexSchema{}}
+	for _, x := range indexes {
+		t.Indexes[x.Name] = x
+	}
+	return t
+}

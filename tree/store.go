@@ -1,0 +1,264 @@
+package tree
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/hashicorp/go-memdb"
+
+	"github.com/boxwood-rl/boxwood/internal/fault"
+)
+
+// Options of a store. The zero value is what a daemon uses.
+type Options struct {
+	// Clock gives the time for expiry; nil: time.Now.
+	Clock func() time.Time
+	// FS is where the log is written; nil: the disk. Tests inject faults with it.
+	FS vfs.FS
+	// MaxWatchBuffer is how many events wait for one watcher before it is cut; 0: 4096.
+	MaxWatchBuffer int
+	// AllowTmpfs lets the state lie where a reboot loses it. For tests.
+	AllowTmpfs bool
+	// ReplyTTL is how long replies are kept; 0: 24 hours.
+	ReplyTTL time.Duration
+	// MaxReplies bounds how many; the oldest go first; 0: 100,000.
+	MaxReplies int
+	// MaxRemovals bounds how many removed nodes are remembered for watchers
+	// that come back; 0: 65,536.
+	MaxRemovals int
+	// MinFree is how many bytes must stay free on the disk: below it writes are
+	// refused with Exhausted "disk_full", and work again once there is space; 0: 64 MiB.
+	MinFree uint64
+}
+
+func (o Options) withDefaults() Options {
+	if o.Clock == nil {
+		o.Clock = time.Now
+	}
+	for _, d := range []struct {
+		p *int
+		v int
+	}{{&o.MaxWatchBuffer, 4096}, {&o.MaxReplies, 100_000}, {&o.MaxRemovals, 65_536}} {
+		if *d.p == 0 {
+			*d.p = d.v
+		}
+	}
+	if o.ReplyTTL == 0 {
+		o.ReplyTTL = 24 * time.Hour
+	}
+	if o.MinFree == 0 {
+		o.MinFree = 64 << 20
+	}
+	return o
+}
+
+// Store is safe for concurrent use.
+//
+// There are two instants: head, which has every change whose function has run,
+// and state, which has those that are durable. Functions run over head; all
+// reads see state. Between them lie at most two groups of changes: one being
+// flushed, one collecting those that come meanwhile. A flush that fails takes
+// head back to state.
+//
+// Lock order: mu, then watchers' mu.
+type Store struct {
+	o   Options
+	log *disk
+
+	state atomic.Pointer[instant]
+
+	mu     sync.Mutex // held while a change's function runs
+	head   *memdb.MemDB
+	next   uint64 // index of the last write in head
+	open   *group // collects; nil if there is none
+	latest *group // that was opened last, maybe flushed long ago
+	failed error  // why no more writes are taken
+	closed bool
+
+	wake      chan struct{} // there may be an open group; closed by Close
+	committed chan struct{} // closed when the committer has ended
+	closing   sync.Once
+	closeErr  error
+
+	watch watchers
+}
+
+type instant struct {
+	db    *memdb.MemDB
+	index uint64
+}
+
+// group is what one flush makes durable.
+type group struct {
+	batch  *pebble.Batch
+	after  instant // the store with it
+	events []Event
+	done   chan struct{} // closed when err is decided
+	err    error
+}
+
+// Open opens the state in dir, making it if it isn't there. One process at a
+// time: a second is refused with Precondition "state_in_use". A state on tmpfs is
+// refused with "state_on_tmpfs", one that a newer boxwood wrote with Unsupported
+// "newer_format", and a damaged one with DataLoss "log_damaged"; a torn end
+// is what a crash leaves, and no damage.
+func Open(dir string, o Options) (*Store, error) {
+	o = o.withDefaults()
+	log, err := openDisk(dir, o)
+	if err != nil {
+		return nil, err
+	}
+	s := &Store{o: o, log: log, wake: make(chan struct{}, 1), committed: make(chan struct{})}
+	s.watch.init(o.MaxWatchBuffer)
+	now, err := load(log)
+	if err != nil {
+		_ = log.close()
+		return nil, err
+	}
+	s.state.Store(now)
+	s.head, s.next = now.db.Snapshot(), now.index
+	go s.commitLoop()
+	return s, nil
+}
+
+// Close waits for running updates, ends watchers, and lets go of the
+// directory. Idempotent.
+func (s *Store) Close() error {
+	s.closing.Do(func() {
+		s.mu.Lock()
+		s.closed = true
+		close(s.wake)
+		s.mu.Unlock()
+		<-s.committed
+		s.watch.close(errClosed())
+		s.closeErr = s.log.close()
+	})
+	return s.closeErr
+}
+
+// Update makes one change. f runs alone and sees all earlier changes; if it
+// returns an error nothing of it stays, and Update returns that error as it is.
+// Otherwise the change is made durable (sharing the disk's flush with those
+// that wait at the same time), then visible, then sent to watchers. index is
+// that of its last write.
+//
+// ctx is looked at before f runs; after that Update waits until the outcome is
+// known. On failure of the disk: Unavailable "store_failed"; the change isn't
+// visible, no further write is taken until the store is opened again, and
+// after that it may be there or not. On a full disk: Exhausted "disk_full";
+// nothing was written and the store works again when there is space.
+//
+// f must not call Update, nor keep tx.
+func (s *Store) Update(ctx context.Context, f func(tx *Tx) error) (index uint64, err error) {
+	g, index, err := s.apply(ctx, f)
+	if err != nil || g == nil {
+		return index, err
+	}
+	<-g.done
+	return index, g.err
+}
+
+// apply runs f over head and adds what it wrote to the open group; nil if it
+// wrote nothing.
+func (s *Store) apply(ctx context.Context, f func(tx *Tx) error) (*group, uint64, error) {
+	if free := s.log.free(); free < s.o.MinFree {
+		return nil, 0, fault.New(fault.Exhausted, "disk_full",
+			"the disk of the state directory has %d bytes left, and %d must stay free", free, s.o.MinFree).
+			WithHint("free some space; nothing needs to be started again").After(10 * time.Second)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := ctx.Err(); err != nil {
+		return nil, 0, contextFault(err)
+	}
+	if s.closed {
+		return nil, 0, errClosed()
+	}
+	if s.failed != nil {
+		return nil, 0, s.failed
+	}
+	tx := &Tx{reader: reader{s.head.Txn(true), s.next}, s: s, now: s.o.Clock().UTC()}
+	defer tx.txn.Abort() // also when f panics; nothing after Commit
+	if err := f(tx); err != nil {
+		return nil, 0, err
+	}
+	tx.settle()
+	if len(tx.ops) == 0 {
+		return nil, s.next, nil
+	}
+	tx.txn.Commit()
+	s.next = tx.index
+	if s.open == nil {
+		s.open = &group{batch: s.log.db.NewBatch(), done: make(chan struct{})}
+		s.latest = s.open
+	}
+	g := s.open
+	for _, op := range tx.ops {
+		if op.value == nil {
+			_ = g.batch.Delete(op.key, nil)
+		} else {
+			_ = g.batch.Set(op.key, op.value, nil)
+		}
+	}
+	g.after = instant{s.head.Snapshot(), s.next}
+	g.events = append(g.events, tx.newest()...)
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+	return g, s.next, nil
+}
+
+// commitLoop flushes one group after the other: log, then memory, then
+// watchers, then those who wait for the reply.
+func (s *Store) commitLoop() {
+	defer close(s.committed)
+	for open := true; open; {
+		_, open = <-s.wake
+		s.mu.Lock()
+		g := s.open
+		s.open = nil
+		s.mu.Unlock()
+		if g == nil {
+			continue
+		}
+		_ = g.batch.Set(indexKey, varint(g.after.index), nil)
+		if err := s.log.commit(g.batch); err != nil {
+			s.giveUp(g, err)
+			continue
+		}
+		_ = g.batch.Close()
+		s.state.Store(&g.after)
+		s.watch.publish(g.events)
+		close(g.done)
+	}
+}
+
+// giveUp ends a group that could not be flushed, and the one built upon it.
+func (s *Store) giveUp(g *group, cause error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.failed = fault.New(fault.Unavailable, "store_failed",
+		"the state directory can't be written: %w", cause).
+		WithHint("look at the disk, then start the daemon again: what was acknowledged is there")
+	for _, g := range []*group{g, s.open} {
+		if g != nil {
+			g.err = s.failed
+			close(g.done)
+		}
+	}
+	s.open = nil
+	now := s.state.Load()
+	s.head, s.next = now.db.Snapshot(), now.index
+}
+
+func contextFault(err error) error {
+	if err == context.DeadlineExceeded {
+		return fault.New(fault.Deadline, "deadline", "the deadline passed before the change was made: %w", err)
+	}
+	return fault.New(fault.Cancelled, "cancelled", "cancelled before the change was made: %w", err)
+}

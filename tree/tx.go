@@ -1,0 +1,424 @@
+package tree
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"iter"
+	"slices"
+	"time"
+
+	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/ids"
+)
+
+// Tx is one change being made. It reads what it has written. It is used by one
+// goroutine, inside the function that got it.
+type Tx struct {
+	reader // index is that of the last write
+	s      *Store
+	now    time.Time
+	ops    []op
+	events []Event
+
+	// What may have lost its last user, looked at by settle.
+	loose         []ids.Checkpoint
+	looseSnaps    []ids.Snapshot
+	loosePayloads []string
+
+	pruned []*Pruned // told by settle what went with their nodes
+}
+
+// op is one write to the log; value nil: delete.
+type op struct{ key, value []byte }
+
+// Now is the store's clock, read once for the whole change.
+func (tx *Tx) Now() time.Time { return tx.now }
+
+func (tx *Tx) step() uint64 {
+	tx.index++
+	return tx.index
+}
+
+func (tx *Tx) set(key, value []byte) { tx.ops = append(tx.ops, op{key, value}) }
+
+// put writes a record to the log and to memory. What goes to memory is decoded
+// from what goes to the log: it is what a restart would find, and shares
+// nothing with the caller's.
+func put[T any](tx *Tx, table string, r rows, id string, v *T, layout func(*coder, *T)) *T {
+	b := encode(v, layout)
+	kept, err := decode(b, layout)
+	if err != nil {
+		panic(err) // encode and decode disagree
+	}
+	tx.set(rowKey(r, id), b)
+	tx.insert(table, kept)
+	return kept
+}
+
+func remove[T any](tx *Tx, table string, r rows, id string, v *T) {
+	tx.set(rowKey(r, id), nil)
+	if err := tx.txn.Delete(table, v); err != nil {
+		panic(err) // the caller has just read it
+	}
+}
+
+func (tx *Tx) insert(table string, v any) {
+	if err := tx.txn.Insert(table, v); err != nil {
+		panic(err) // a table or index that isn't in the schema
+	}
+}
+
+// add counts rows of a table, in all and of a tree.
+func (tx *Tx) add(table string, tree ids.Tree, n int) {
+	tx.addOne(table, n)
+	if tree != "" {
+		tx.addOne(counter(table, string(tree)), n)
+	}
+}
+
+func (tx *Tx) addOne(of string, n int) {
+	old, _ := find[count](tx.reader, counts, byID, key(of))
+	if old != nil {
+		n += old.n
+	}
+	if n == 0 && old != nil {
+		if err := tx.txn.Delete(counts, old); err != nil {
+			panic(err)
+		}
+		return
+	}
+	tx.insert(counts, &count{of, n})
+}
+
+// newest are the events of this change without those that a later write of it
+// made old.
+func (tx *Tx) newest() []Event {
+	kept := tx.events[:0]
+	for _, e := range tx.events {
+		switch {
+		case e.Node != nil:
+			if n, ok := find[Node](tx.reader, nodes, byID, key(e.Node.ID)); !ok || n != e.Node {
+				continue
+			}
+		case e.Tree != nil:
+			if t, ok := find[Tree](tx.reader, trees, byID, key(e.Tree.ID)); !ok || t != e.Tree {
+				continue
+			}
+		}
+		kept = append(kept, e)
+	}
+	return kept
+}
+
+// PutTree makes or changes a tree.
+func (tx *Tx) PutTree(t Tree) error {
+	if t.ID == "" || t.Root == "" {
+		return invalid("a tree needs an id and a root")
+	}
+	t.CreateIndex, t.ModifyIndex = 0, tx.step()
+	if old, ok := find[Tree](tx.reader, trees, byID, key(t.ID)); ok {
+		if t.Root != old.Root {
+			return invalid("the root of tree %s can't change", t.ID)
+		}
+		t.CreateIndex = old.CreateIndex
+	} else {
+		t.CreateIndex = t.ModifyIndex
+		tx.add(trees, "", 1)
+	}
+	kept := put(tx, trees, treeRows, string(t.ID), &t, layoutTree)
+	tx.events = append(tx.events, Event{Index: kept.ModifyIndex, tree: kept.ID, Tree: kept})
+	return nil
+}
+
+// AddNode records a new node of an existing tree, with what its turn did. The
+// store sets Depth, Ordinal and the indexes; the parent must be there, unless
+// the node is the tree's Root. Exists if the id is taken.
+func (tx *Tx) AddNode(n Node) (*Node, error) {
+	if n.ID == "" {
+		return nil, invalid("a node needs an id")
+	}
+	if err := bounded(&n); err != nil {
+		return nil, err
+	}
+	t, err := tx.Tree(n.Tree)
+	if err != nil {
+		return nil, err
+	}
+	if _, ok := find[Node](tx.reader, nodes, byID, key(n.ID)); ok {
+		return nil, fault.New(fault.Exists, "node_exists", "there is a node %s already", n.ID)
+	}
+	n.Depth, n.Ordinal = 0, 0
+	if n.Parent == "" {
+		if n.ID != t.Root {
+			return nil, invalid("node %s has no parent and isn't the root of tree %s", n.ID, t.ID)
+		}
+	} else {
+		p, err := tx.Node(n.Parent)
+		if err != nil {
+			return nil, err
+		}
+		if p.Tree != t.ID {
+			return nil, invalid("node %s is of tree %s and its parent %s of tree %s", n.ID, t.ID, p.ID, p.Tree)
+		}
+		n.Depth, n.Ordinal = p.Depth+1, tx.nextOrdinal(p.ID)
+	}
+	if err := tx.refers(&n); err != nil {
+		return nil, err
+	}
+	n.ModifyIndex = tx.step()
+	n.CreateIndex = n.ModifyIndex
+	if n.PayloadDigest != "" {
+		tx.loosePayloads = append(tx.loosePayloads, n.PayloadDigest)
+	}
+	tx.set(rowKey(detailRows, string(n.ID)), encode(&n, layoutDetail))
+	tx.add(nodes, t.ID, 1)
+	return tx.keepNode(&n), nil
+}
+
+func (tx *Tx) keepNode(n *Node) *Node {
+	kept := put(tx, nodes, nodeRows, string(n.ID), n, layoutNode)
+	tx.events = append(tx.events, Event{Index: kept.ModifyIndex, tree: kept.Tree, Node: kept})
+	return kept
+}
+
+func (tx *Tx) nextOrdinal(parent ids.Node) int32 {
+	last, err := tx.txn.Last(nodes, byParent+"_prefix", key(parent))
+	if err != nil {
+		panic(err)
+	}
+	if n, ok := last.(*Node); ok {
+		return n.Ordinal + 1
+	}
+	return 0
+}
+
+// refers checks what a node points to.
+func (tx *Tx) refers(n *Node) error {
+	if n.Checkpoint != "" {
+		if _, err := tx.Checkpoint(n.Checkpoint); err != nil {
+			return err
+		}
+	}
+	if n.PayloadDigest != "" && !tx.hasPayload(n.PayloadDigest) {
+		return invalid("node %s names the payload %s, which was never put", n.ID, n.PayloadDigest)
+	}
+	return nil
+}
+
+// PutNode changes a node that is there. What its turn did (see Node) and its
+// place in the tree were written by AddNode and stay.
+func (tx *Tx) PutNode(n Node) error {
+	old, err := tx.Node(n.ID)
+	if err != nil {
+		return err
+	}
+	n.Tree, n.Parent, n.Depth, n.Ordinal = old.Tree, old.Parent, old.Depth, old.Ordinal
+	n.CreateIndex, n.EffectCount, n.Observation = old.CreateIndex, old.EffectCount, old.Observation
+	if err := finite(&n); err != nil {
+		return err
+	}
+	if err := tx.refers(&n); err != nil {
+		return err
+	}
+	if old.Checkpoint != n.Checkpoint && old.Checkpoint != "" {
+		tx.loose = append(tx.loose, old.Checkpoint)
+	}
+	if old.PayloadDigest != n.PayloadDigest && old.PayloadDigest != "" {
+		tx.loosePayloads = append(tx.loosePayloads, old.PayloadDigest)
+	}
+	n.ModifyIndex = tx.step()
+	tx.keepNode(&n)
+	return nil
+}
+
+// PutCheckpoint makes or changes a checkpoint. One that no node points to when
+// the change ends is dropped, and its snapshot condemned.
+func (tx *Tx) PutCheckpoint(k Checkpoint) error {
+	if k.ID == "" {
+		return invalid("a checkpoint needs an id")
+	}
+	if old, ok := find[Checkpoint](tx.reader, checkpoints, byID, key(k.ID)); ok {
+		if old.Snapshot != k.Snapshot && old.Snapshot != "" {
+			tx.looseSnaps = append(tx.looseSnaps, old.Snapshot)
+		}
+		if old.Tree != k.Tree {
+			return invalid("checkpoint %s is of tree %s", k.ID, old.Tree)
+		}
+	} else {
+		tx.add(checkpoints, k.Tree, 1)
+	}
+	if d, ok := find[condemned](tx.reader, doomed, byID, key(k.Snapshot)); ok {
+		return fault.New(fault.Precondition, "snapshot_condemned", "snapshot %s is being removed", d.Snapshot)
+	}
+	k.ModifyIndex = tx.step()
+	put(tx, checkpoints, checkpointRows, string(k.ID), &k, layoutCheckpoint)
+	tx.loose = append(tx.loose, k.ID)
+	return nil
+}
+
+// PutSandbox makes or changes a sandbox; the node it stands at must be there.
+func (tx *Tx) PutSandbox(sb Sandbox) error {
+	if sb.ID == "" {
+		return invalid("a sandbox needs an id")
+	}
+	if sb.Head != "" {
+		if _, err := tx.Node(sb.Head); err != nil {
+			return err
+		}
+	}
+	if old, ok := find[Sandbox](tx.reader, sandboxes, byID, key(sb.ID)); ok {
+		tx.add(sandboxes, old.Tree, -1)
+	}
+	tx.add(sandboxes, sb.Tree, 1)
+	sb.ModifyIndex = tx.step()
+	put(tx, sandboxes, sandboxRows, string(sb.ID), &sb, layoutSandbox)
+	return nil
+}
+
+// DeleteSandbox forgets a sandbox; one that is gone already is no error.
+func (tx *Tx) DeleteSandbox(id ids.Sandbox) error {
+	if old, ok := find[Sandbox](tx.reader, sandboxes, byID, key(id)); ok {
+		tx.step()
+		tx.add(sandboxes, old.Tree, -1)
+		remove(tx, sandboxes, sandboxRows, string(id), old)
+	}
+	return nil
+}
+
+// PutImage makes or changes an image. A name that another image had moves to it.
+func (tx *Tx) PutImage(i Image) error {
+	if i.Digest == "" {
+		return invalid("an image needs a digest")
+	}
+	for _, name := range i.Names {
+		other, ok := find[Image](tx.reader, images, byName, key(name))
+		if !ok || other.Digest == i.Digest {
+			continue
+		}
+		less := *other
+		less.Names = nil
+		for _, n := range other.Names {
+			if n != name {
+				less.Names = append(less.Names, n)
+			}
+		}
+		less.ModifyIndex = tx.step()
+		put(tx, images, imageRows, string(less.Digest), &less, layoutImage)
+	}
+	if old, ok := find[Image](tx.reader, images, byID, key(i.Digest)); !ok {
+		tx.add(images, "", 1)
+	} else if old.Base != i.Base && old.Base != "" {
+		tx.looseSnaps = append(tx.looseSnaps, old.Base)
+	}
+	i.ModifyIndex = tx.step()
+	put(tx, images, imageRows, string(i.Digest), &i, layoutImage)
+	return nil
+}
+
+// DeleteImage is refused with Precondition "image_in_use" while a tree stands
+// on it. Its base is condemned.
+func (tx *Tx) DeleteImage(id ids.Image) error {
+	i, ok := find[Image](tx.reader, images, byID, key(id))
+	if !ok {
+		return fault.New(fault.NotFound, "image_not_found", "there is no image %q", id)
+	}
+	for t := range tx.TreesOf(id) {
+		return fault.New(fault.Precondition, "image_in_use", "tree %s stands on image %s", t.ID, id).
+			WithHint("close the tree and prune its root first")
+	}
+	tx.step()
+	tx.add(images, "", -1)
+	remove(tx, images, imageRows, string(id), i)
+	if i.Base != "" {
+		tx.looseSnaps = append(tx.looseSnaps, i.Base)
+	}
+	return nil
+}
+
+// PutSetup remembers where a set-up led. It is forgotten with its node.
+func (tx *Tx) PutSetup(s Setup) error {
+	if s.Digest == "" {
+		return invalid("a set-up needs a digest")
+	}
+	if _, err := tx.Node(s.Node); err != nil {
+		return err
+	}
+	tx.step()
+	put(tx, setups, setupRows, s.Digest, &s, layoutSetup)
+	return nil
+}
+
+// PutPayload keeps bytes and returns their digest. They stay as long as a node
+// names the digest, judged from the end of this change on.
+func (tx *Tx) PutPayload(b []byte) (digest string, err error) {
+	if len(b) == 0 || len(b) > MaxPayload {
+		return "", invalid("a payload has 1 to %d bytes, this one %d", MaxPayload, len(b))
+	}
+	sum := sha256.Sum256(b)
+	digest = hex.EncodeToString(sum[:])
+	tx.step()
+	tx.set(rowKey(payloadRows, digest), append([]byte{}, b...))
+	tx.loosePayloads = append(tx.loosePayloads, digest)
+	return digest, nil
+}
+
+// hasPayload: a node has it, or this change has put it.
+func (tx *Tx) hasPayload(digest string) bool {
+	if _, ok := find[Node](tx.reader, nodes, byPayload, key(digest)); ok {
+		return true
+	}
+	for _, d := range tx.loosePayloads {
+		if d == digest {
+			return true
+		}
+	}
+	return false
+}
+
+// settle drops what has no user at the end of the change: checkpoints,
+// snapshots (condemned, as their file state is the caller's to remove), payloads.
+func (tx *Tx) settle() {
+	for _, id := range tx.loose {
+		k, ok := find[Checkpoint](tx.reader, checkpoints, byID, key(id))
+		if !ok {
+			continue
+		}
+		if _, used := find[Node](tx.reader, nodes, byCheckpoint, key(id)); used {
+			continue
+		}
+		tx.step()
+		tx.add(checkpoints, k.Tree, -1)
+		remove(tx, checkpoints, checkpointRows, string(id), k)
+		for _, p := range tx.pruned {
+			p.Checkpoints = append(p.Checkpoints, id)
+		}
+		if k.Snapshot != "" {
+			tx.looseSnaps = append(tx.looseSnaps, k.Snapshot)
+		}
+	}
+	for _, id := range tx.looseSnaps {
+		_, used := find[Checkpoint](tx.reader, checkpoints, bySnapshot, key(id))
+		_, base := find[Image](tx.reader, images, bySnapshot, key(id))
+		_, known := find[condemned](tx.reader, doomed, byID, key(id))
+		if used || base || known {
+			continue
+		}
+		d := condemned{Snapshot: string(id), ModifyIndex: tx.step()}
+		put(tx, doomed, condemnedRows, string(id), &d, layoutCondemned)
+		for _, p := range tx.pruned {
+			p.Condemned = append(p.Condemned, id)
+		}
+	}
+	for _, digest := range tx.loosePayloads {
+		if _, used := find[Node](tx.reader, nodes, byPayload, key(digest)); !used {
+			tx.set(rowKey(payloadRows, digest), nil)
+		}
+	}
+}
+
+// collect reads a scan to its end, so that what it gave can be written.
+func collect[T any](rows iter.Seq[*T]) iter.Seq[*T] { return slices.Values(slices.Collect(rows)) }
+
+func invalid(format string, args ...any) error {
+	return fault.New(fault.Invalid, "bad_record", format, args...)
+}

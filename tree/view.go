@@ -1,0 +1,256 @@
+package tree
+
+import (
+	"errors"
+	"iter"
+	"slices"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/hashicorp/go-memdb"
+
+	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/ids"
+)
+
+// View is a consistent, read-only instant of the store. It needs no closing.
+type View struct {
+	reader
+	s *Store
+}
+
+// View is the newest durable instant.
+func (s *Store) View() *View {
+	now := s.state.Load()
+	return &View{reader{now.db.Txn(false), now.index}, s}
+}
+
+// FullNode reads a node of the newest instant with all that its turn did.
+func (s *Store) FullNode(id ids.Node) (*Node, error) { return s.View().FullNode(id) }
+
+// reader has what View and Tx can both read. A look-up of what isn't there is
+// NotFound. Iterators may be left early; those of a Tx must not be held over its writes.
+type reader struct {
+	txn   *memdb.Txn
+	index uint64
+}
+
+func find[T any](r reader, table, index string, key []byte) (*T, bool) {
+	row, err := r.txn.First(table, index, key)
+	if err != nil {
+		panic(err) // a table or index that isn't in the schema
+	}
+	v, ok := row.(*T)
+	return v, ok
+}
+
+func get[T any](r reader, table, what, id string) (*T, error) {
+	if v, ok := find[T](r, table, byID, key(id)); ok {
+		return v, nil
+	}
+	return nil, fault.New(fault.NotFound, what+"_not_found", "there is no %s %q", what, id)
+}
+
+// scan gives the rows whose key in index starts with prefix; nil: all.
+func scan[T any](r reader, table, index string, prefix []byte) iter.Seq[*T] {
+	return func(yield func(*T) bool) {
+		var args []any
+		if prefix != nil {
+			args = append(args, prefix)
+		}
+		rows, err := r.txn.Get(table, index, args...)
+		if err != nil {
+			panic(err)
+		}
+		for row := rows.Next(); row != nil; row = rows.Next() {
+			if !yield(row.(*T)) {
+				return
+			}
+		}
+	}
+}
+
+// Index is that of the last write in this instant.
+func (r reader) Index() uint64 { return r.index }
+
+func (r reader) Tree(id ids.Tree) (*Tree, error) { return get[Tree](r, trees, "tree", string(id)) }
+
+// Trees are in creation order.
+func (r reader) Trees() iter.Seq[*Tree] { return scan[Tree](r, trees, byCreation, nil) }
+
+func (r reader) TreesOf(image ids.Image) iter.Seq[*Tree] {
+	return scan[Tree](r, trees, byImage, key(image))
+}
+
+// Node is without what its turn did; see FullNode.
+func (r reader) Node(id ids.Node) (*Node, error) { return get[Node](r, nodes, "node", string(id)) }
+
+// Children are by ordinal.
+func (r reader) Children(id ids.Node) iter.Seq[*Node] {
+	return scan[Node](r, nodes, byParent, key(id))
+}
+
+// NodesOf is a tree's nodes in creation order.
+func (r reader) NodesOf(id ids.Tree) iter.Seq[*Node] {
+	return scan[Node](r, nodes, byTree, key(id))
+}
+
+// Subtree is a node and all below it, parents before their children, each
+// node's children in order.
+func (r reader) Subtree(id ids.Node) iter.Seq[*Node] {
+	return func(yield func(*Node) bool) {
+		top, err := r.Node(id)
+		if err != nil {
+			return
+		}
+		for stack := []*Node{top}; len(stack) > 0; {
+			n := stack[len(stack)-1]
+			stack = stack[:len(stack)-1]
+			if !yield(n) {
+				return
+			}
+			from := len(stack)
+			for c := range r.Children(n.ID) {
+				stack = append(stack, c)
+			}
+			slices.Reverse(stack[from:])
+		}
+	}
+}
+
+// PathToRoot starts with the node itself.
+func (r reader) PathToRoot(id ids.Node) iter.Seq[*Node] {
+	return func(yield func(*Node) bool) {
+		for id != "" {
+			n, err := r.Node(id)
+			if err != nil || !yield(n) {
+				return
+			}
+			id = n.Parent
+		}
+	}
+}
+
+// PendingCaptures are the nodes that are only Recorded, oldest first.
+func (r reader) PendingCaptures() iter.Seq[*Node] { return scan[Node](r, nodes, pending, nil) }
+
+func (r reader) Checkpoint(id ids.Checkpoint) (*Checkpoint, error) {
+	return get[Checkpoint](r, checkpoints, "checkpoint", string(id))
+}
+
+func (r reader) Checkpoints() iter.Seq[*Checkpoint] {
+	return scan[Checkpoint](r, checkpoints, byID, nil)
+}
+
+func (r reader) CheckpointsOf(id ids.Tree) iter.Seq[*Checkpoint] {
+	return scan[Checkpoint](r, checkpoints, byTree, key(id))
+}
+
+// CheckpointUsers are the nodes, of any tree, that a fork would give this checkpoint.
+func (r reader) CheckpointUsers(id ids.Checkpoint) iter.Seq[*Node] {
+	return scan[Node](r, nodes, byCheckpoint, key(id))
+}
+
+func (r reader) Sandbox(id ids.Sandbox) (*Sandbox, error) {
+	return get[Sandbox](r, sandboxes, "sandbox", string(id))
+}
+
+func (r reader) Sandboxes() iter.Seq[*Sandbox] { return scan[Sandbox](r, sandboxes, byID, nil) }
+
+func (r reader) SandboxesOf(id ids.Tree) iter.Seq[*Sandbox] {
+	return scan[Sandbox](r, sandboxes, byTree, key(id))
+}
+
+func (r reader) SandboxesAt(id ids.Node) iter.Seq[*Sandbox] {
+	return scan[Sandbox](r, sandboxes, byNode, key(id))
+}
+
+// Image finds an image by digest or by name.
+func (r reader) Image(ref string) (*Image, error) {
+	if i, ok := find[Image](r, images, byName, key(ref)); ok {
+		return i, nil
+	}
+	return get[Image](r, images, "image", ref)
+}
+
+func (r reader) Images() iter.Seq[*Image] { return scan[Image](r, images, byID, nil) }
+
+func (r reader) Setup(digest string) (*Setup, error) {
+	return get[Setup](r, setups, "setup", digest)
+}
+
+// Condemned are the snapshots that no record needs any more and whose file
+// state the caller has yet to remove; FinishRemoval strikes them off.
+func (r reader) Condemned() iter.Seq[ids.Snapshot] {
+	return func(yield func(ids.Snapshot) bool) {
+		for d := range scan[condemned](r, doomed, byID, nil) {
+			if !yield(ids.Snapshot(d.Snapshot)) {
+				return
+			}
+		}
+	}
+}
+
+// NodeCount, CheckpointCount and SandboxCount are of one tree, or of all for "".
+func (r reader) NodeCount(id ids.Tree) int       { return r.count(nodes, string(id)) }
+func (r reader) CheckpointCount(id ids.Tree) int { return r.count(checkpoints, string(id)) }
+func (r reader) SandboxCount(id ids.Tree) int    { return r.count(sandboxes, string(id)) }
+func (r reader) TreeCount() int                  { return r.count(trees, "") }
+func (r reader) ImageCount() int                 { return r.count(images, "") }
+
+func (r reader) count(table, tree string) int {
+	if c, ok := find[count](r, counts, byID, key(counter(table, tree))); ok {
+		return c.n
+	}
+	return 0
+}
+
+func counter(table, tree string) string {
+	if tree == "" {
+		return table
+	}
+	return table + "/" + tree
+}
+
+// FullNode is Node with action, output, effects and reasons, read from disk.
+func (v *View) FullNode(id ids.Node) (*Node, error) {
+	n, err := v.Node(id)
+	if err != nil {
+		return nil, err
+	}
+	full := *n
+	b, err := v.s.log.get(rowKey(detailRows, string(id)))
+	if errors.Is(err, pebble.ErrNotFound) {
+		// It was pruned after this instant.
+		return nil, fault.New(fault.NotFound, "node_not_found", "there is no node %q any more", id)
+	}
+	if err == nil {
+		err = decodeInto(&full, b, layoutDetail)
+	}
+	if err != nil {
+		return nil, fault.New(fault.DataLoss, "log_damaged", "reading what the turn of node %s did: %w", id, err)
+	}
+	return &full, nil
+}
+
+// Reply finds the recorded answer to a key; NotFound when there is none or it
+// is older than the store keeps them.
+func (v *View) Reply(k string) (*Reply, error) {
+	r, err := get[Reply](v.reader, replies, "reply", k)
+	if err != nil {
+		return nil, err
+	}
+	if v.s.expired(r) {
+		return nil, fault.New(fault.NotFound, "reply_not_found", "the reply to %q has expired", k)
+	}
+	b, err := v.s.log.get(rowKey(replyRows, k))
+	if errors.Is(err, pebble.ErrNotFound) {
+		return nil, fault.New(fault.NotFound, "reply_not_found", "the reply to %q has expired", k)
+	}
+	if err == nil {
+		r, err = decode(b, layoutFullReply)
+	}
+	if err != nil {
+		return nil, fault.New(fault.DataLoss, "log_damaged", "reading the reply to %q: %w", k, err)
+	}
+	return r, nil
+}
