@@ -190,6 +190,7 @@ func (s *Store) apply(ctx context.Context, f func(tx *Tx) error) (*group, uint64
 	if len(tx.ops) == 0 {
 		return nil, s.next, nil
 	}
+	events := tx.newest()
 	tx.txn.Commit()
 	s.next = tx.index
 	if s.open == nil {
@@ -205,7 +206,7 @@ func (s *Store) apply(ctx context.Context, f func(tx *Tx) error) (*group, uint64
 		}
 	}
 	g.after = instant{s.head.Snapshot(), s.next}
-	g.events = append(g.events, tx.newest()...)
+	g.events = append(g.events, events...)
 	select {
 	case s.wake <- struct{}{}:
 	default:
