@@ -16,6 +16,7 @@ package box
 
 import (
 	"context"
+	"io"
 	"os"
 	"time"
 
@@ -117,6 +118,12 @@ type Box interface {
 	// in a process of Run, so that what they change is seen like any turn.
 	ReadFile(ctx context.Context, path string, offset, limit int64) (content []byte, size int64, mode uint32, err error)
 	WriteFile(ctx context.Context, path string, content []byte, mode uint32, appendTo bool) error
+	// Unpack reads a tar stream into the folder path, which is made if missing;
+	// entries replace what is there by name. Pack writes a file or folder as one,
+	// named by the last part of path. Devices and sockets are left out by Pack
+	// and refused by Unpack.
+	Unpack(ctx context.Context, path string, r io.Reader) (entries, bytes int64, err error)
+	Pack(ctx context.Context, path string, w io.Writer) error
 	// Record is what Adopt needs.
 	Record() []byte
 	// Done is closed when pid 1 is gone.

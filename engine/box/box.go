@@ -1,0 +1,286 @@
+package box
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/boxwood-rl/boxwood/internal/cgroup"
+	"github.com/boxwood-rl/boxwood/internal/fault"
+)
+
+// box is a zygote with a root. Lock order: killing, then using.
+type box struct {
+	h      *Host
+	rec    record
+	group  *cgroup.Group
+	pidfd  *os.File
+	done   chan struct{}
+	starts atomic.Uint64 // commands that pid 1 has started
+
+	// using is held by whoever talks to pid 1: one command at a time.
+	using sync.Mutex
+	wire  *wire
+	leafs int // leaves made so far
+
+	leafMu sync.Mutex
+	leaf   string // the v2 folder that the running turn's processes live in
+
+	killing sync.Mutex
+	killed  bool
+}
+
+func newUnstarted(z *zygote, r record) *box {
+	return &box{h: z.h, rec: r, group: z.group, pidfd: os.NewFile(pollable(z.pidfd), "pid 1"),
+		wire: z.wire, leaf: z.group.Run, done: make(chan struct{})}
+}
+
+// pollable makes the runtime's poller take a pidfd.
+func pollable(fd int) uintptr {
+	unix.SetNonblock(fd, true)
+	return uintptr(fd)
+}
+
+func newBox(z *zygote, r record) *box {
+	b := newUnstarted(z, r)
+	b.begin()
+	return b
+}
+
+// begin tells of the box and watches for the end of its pid 1.
+func (b *box) begin() {
+	if b.h.cfg.OnBox != nil {
+		b.h.cfg.OnBox(b.group.RunID, false)
+	}
+	go func() {
+		rc, err := b.pidfd.SyscallConn()
+		if err == nil {
+			rc.Read(func(fd uintptr) bool { return exited(int(fd)) })
+		}
+		if b.h.cfg.OnBox != nil {
+			b.h.cfg.OnBox(b.group.RunID, true)
+		}
+		close(b.done)
+	}()
+}
+
+func (b *box) RunCgroup() uint64     { return b.group.RunID }
+func (b *box) Commands() uint64      { return b.starts.Load() }
+func (b *box) Done() <-chan struct{} { return b.done }
+
+func (b *box) Record() []byte {
+	text, err := json.Marshal(b.rec)
+	if err != nil { // of strings and numbers
+		panic(err)
+	}
+	return text
+}
+
+// use takes the connection to pid 1.
+func (b *box) use() error {
+	if !b.using.TryLock() {
+		return fault.New(fault.Busy, "box_busy", "a command is running in this box")
+	}
+	select {
+	case <-b.done:
+		b.using.Unlock()
+		return errGone()
+	default:
+		return nil
+	}
+}
+
+func errGone() error { return fault.New(fault.NotFound, "box_gone", "this box is gone") }
+
+func (b *box) hello() error {
+	id, err := b.wire.send(opHello, nil)
+	if err != nil {
+		return err
+	}
+	var buf [1024]byte
+	m, err := b.wire.expect(buf[:], id, replyHello, 0)
+	if err != nil {
+		return err
+	}
+	if len(m.body) != 8 {
+		return errProtocol
+	}
+	b.starts.Store(binary.LittleEndian.Uint64(m.body))
+	return nil
+}
+
+func (b *box) turnLeaf() string {
+	b.leafMu.Lock()
+	defer b.leafMu.Unlock()
+	return b.leaf
+}
+
+func (b *box) BeginTurn() error {
+	if err := b.use(); err != nil {
+		return err
+	}
+	defer b.using.Unlock()
+	return b.newLeaf()
+}
+
+// newLeaf moves to a fresh leaf if processes survive, and back to Run itself
+// when none do. Who holds using calls it.
+func (b *box) newLeaf() error {
+	dir := b.group.Run
+	if cgroup.Populated(dir) {
+		for {
+			b.leafs++
+			dir = fmt.Sprintf("%s/t%d", b.group.Run, b.leafs)
+			if _, err := os.Stat(dir); err != nil { // an adopted box has leaves already
+				break
+			}
+		}
+		if _, err := b.group.MakeLeaf(fmt.Sprintf("t%d", b.leafs), idBase(b.rec.Slot)); err != nil {
+			return err
+		}
+	} else if b.turnLeaf() == dir {
+		return nil
+	} else {
+		b.group.RemoveLeaves()
+	}
+	leaf, kill, err := cgroup.OpenLeaf(dir)
+	if err != nil {
+		return err
+	}
+	defer closeAll([]int{leaf, kill})
+	b.wire.SetReadDeadline(time.Now().Add(stepLimit))
+	defer b.wire.SetReadDeadline(time.Time{})
+	id, err := b.wire.send(opLeaf, nil, leaf, kill)
+	if err != nil {
+		return err
+	}
+	var buf [1024]byte
+	if _, err := b.wire.expect(buf[:], id, replyDone, 0); err != nil {
+		return fmt.Errorf("beginning a turn: %w", err)
+	}
+	b.leafMu.Lock()
+	b.leaf = dir
+	b.leafMu.Unlock()
+	return nil
+}
+
+func (b *box) KillTurn(ctx context.Context) error {
+	leaf := b.turnLeaf()
+	if err := cgroup.Kill(leaf); err != nil {
+		return b.orGone(err)
+	}
+	return b.orGone(cgroup.Await(ctx, leaf, "populated", 0))
+}
+
+// orGone is err, or errGone if the box is, which then is the reason.
+func (b *box) orGone(err error) error {
+	if err == nil {
+		return nil
+	}
+	select {
+	case <-b.done:
+		return errGone()
+	default:
+		return err
+	}
+}
+
+func (b *box) Survivors() ([]Proc, error) {
+	pids, err := cgroup.Pids(b.group.Run)
+	if err != nil {
+		return nil, b.orGone(err)
+	}
+	procs := make([]Proc, 0, len(pids))
+	for _, pid := range pids {
+		if p, ok := readProc(pid); ok {
+			procs = append(procs, p)
+		}
+	}
+	return procs, nil
+}
+
+// readProc reads what a process says of itself; false if it ended meanwhile. One
+// that has no command line is called by its name in brackets.
+func readProc(pid int) (Proc, bool) {
+	const enough = 4096
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return Proc{}, false
+	}
+	p := Proc{HostPID: pid}
+	var name string
+	for line := range strings.Lines(string(status)) {
+		key, value, _ := strings.Cut(line, ":")
+		switch key {
+		case "Name":
+			name = strings.TrimSpace(value)
+		case "NSpid":
+			if f := strings.Fields(value); len(f) > 1 {
+				fmt.Sscan(f[1], &p.PID)
+			}
+		}
+	}
+	if f, err := os.Open(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil {
+		buf := make([]byte, enough)
+		n, _ := f.Read(buf)
+		f.Close()
+		p.Cmdline = buf[:n]
+	}
+	if len(p.Cmdline) == 0 {
+		p.Cmdline = []byte("[" + name + "]")
+	}
+	return p, true
+}
+
+func (b *box) Freeze(ctx context.Context) error {
+	return b.orGone(cgroup.Freeze(ctx, b.group.Dir))
+}
+
+func (b *box) Thaw() error { return b.orGone(cgroup.Thaw(b.group.Dir)) }
+
+func (b *box) Root() (*os.File, error) {
+	f, err := os.OpenFile(fmt.Sprintf("/proc/%d/root", b.rec.PID), unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, b.orGone(err)
+	}
+	select {
+	case <-b.done: // or it could be another process's
+		f.Close()
+		return nil, errGone()
+	default:
+		return f, nil
+	}
+}
+
+func (b *box) Kill(ctx context.Context) error {
+	b.killing.Lock()
+	defer b.killing.Unlock()
+	if b.killed {
+		return nil
+	}
+	if err := cgroup.Kill(b.group.Dir); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("killing a box: %w", err)
+	}
+	select {
+	case <-b.done:
+	case <-ctx.Done():
+		return fault.New(fault.Deadline, "kill_slow", "waiting for the end of a box's processes: %w", ctx.Err())
+	}
+	b.wire.Close()
+	b.pidfd.Close()
+	if err := errors.Join(b.group.Remove(), os.RemoveAll(b.h.controlDir(b.rec.Slot))); err != nil {
+		return fmt.Errorf("killing a box: %w", err)
+	}
+	b.killed = true
+	b.h.freeSlot(b.rec.Slot)
+	return nil
+}

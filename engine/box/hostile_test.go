@@ -1,0 +1,3 @@
+package box
+
+func hostile() int { return 2 }

@@ -1,0 +1,10 @@
+#!/bin/sh
+# Builds pid 1 as OUT (default: boxinit beside this script). The result is
+# committed and embedded; the same gcc and libc give the same bytes, so that
+# `make verify-generated` can compare. It carries neither paths nor a build id.
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+out=${1:-$here/boxinit}
+cd "$here"
+${CC:-gcc} -static -no-pie -O2 -std=gnu11 -Wall -Wextra -Werror -fno-ident -ffile-prefix-map="$here"=. \
+	-Wl,--build-id=none -s -o "$out" main.c zygote.c serve.c spawn.c files.c

@@ -1,0 +1,195 @@
+// The nursery: a small root process on the host that makes zygotes. It exists
+// because cloning from it copies a few dozen pages where cloning from the daemon
+// copies the page tables of a large heap, and because its mount namespace holds
+// four mounts where the host's holds dozens, all of which a clone copies.
+//
+// Its children never exec on their way to being pid 1, so their memory belongs
+// to the host's user namespace: nobody inside can trace them or read their
+// /proc folder, whatever capabilities he gains.
+//
+// It ends when the daemon does; attached boxes live on without it.
+#include "wire.h"
+
+#include <linux/mount.h>
+#include <linux/sched.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <grp.h>
+
+static const int DAEMON = 3;
+
+static void fail(const char *what)
+{
+	reply_error(DAEMON, 0, "starting the nursery: %s: %s", what, strerror(errno));
+	_exit(1);
+}
+
+static void make_devices(void)
+{
+	static const struct { const char *name; int major, minor; } nodes[] = {
+		{"null", 1, 3}, {"zero", 1, 5}, {"full", 1, 7}, {"random", 1, 8}, {"urandom", 1, 9}, {"tty", 5, 0},
+	};
+	static const char *const links[][2] = {
+		{"pts/ptmx", "dev/ptmx"}, {"/proc/self/fd", "dev/fd"}, {"/proc/self/fd/0", "dev/stdin"},
+		{"/proc/self/fd/1", "dev/stdout"}, {"/proc/self/fd/2", "dev/stderr"},
+	};
+	char path[64];
+	for (size_t i = 0; i < sizeof nodes / sizeof *nodes; i++) {
+		snprintf(path, sizeof path, "dev/%s", nodes[i].name);
+		if (mknod(path, S_IFCHR | 0666, makedev(nodes[i].major, nodes[i].minor)))
+			fail(path);
+	}
+	for (size_t i = 0; i < sizeof links / sizeof *links; i++)
+		if (symlink(links[i][0], links[i][1]))
+			fail(links[i][1]);
+}
+
+// make_root gives this process a mount namespace of its own with just what
+// zygotes need. A user namespace may mount proc and sysfs only where it can see
+// whole ones already, which is what hostproc and hostsys are for.
+static void make_root(const char *control)
+{
+	static const char *const folders[] = {
+		"dev", "dev/pts", "dev/shm", "hostproc", "hostsys", "control", "new",
+		"p", "s", "d", "rw", "ro", // stages of a zygote: proc, sys, dev, control folder
+	};
+	if (unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL))
+		fail("making a mount namespace");
+	int ctl = syscall(SYS_open_tree, AT_FDCWD, control, OPEN_TREE_CLONE | O_CLOEXEC);
+	if (ctl < 0 || mount("boxwood", control, "tmpfs", MS_NOSUID, "mode=755,size=1m") || chdir(control))
+		fail(control);
+	umask(0);
+	for (size_t i = 0; i < sizeof folders / sizeof *folders; i++)
+		if (mkdir(folders[i], 0755))
+			fail(folders[i]);
+	int id = open("m", O_CREAT | O_WRONLY | O_CLOEXEC, 0444); // where machine-id is staged
+	if (id < 0)
+		fail("m");
+	close(id);
+	make_devices();
+	if (mount("proc", "hostproc", "proc", 0, NULL) || mount("sysfs", "hostsys", "sysfs", 0, NULL))
+		fail("mounting proc and sysfs");
+	if (syscall(SYS_move_mount, ctl, "", AT_FDCWD, "control", MOVE_MOUNT_F_EMPTY_PATH))
+		fail("moving the control folder");
+	close(ctl);
+	if (syscall(SYS_pivot_root, ".", ".") || umount2(".", MNT_DETACH) || chdir("/"))
+		fail("pivoting");
+}
+
+static int write_map(int pid, const char *which, uint32_t base)
+{
+	char path[64], map[64];
+	snprintf(path, sizeof path, "/hostproc/%d/%s", pid, which);
+	int n = snprintf(map, sizeof map, "0 %u 65536", base);
+	int fd = open(path, O_WRONLY | O_CLOEXEC);
+	if (fd < 0)
+		return -1;
+	int rc = write(fd, map, n) == n ? 0 : -1;
+	close(fd);
+	return rc;
+}
+
+// zygote is the whole life of one: it waits for its id map, joins the v1 cgroups
+// (by its own "0" into "tasks": moving oneself waits for no grace period, moving
+// another does), becomes root of its namespaces and stages what it can.
+static void zygote(int sock, uint32_t slot, const int *fds, int nfds)
+{
+	uint64_t start = now_us();
+	char go;
+	if (recv(sock, &go, 1, 0) != 1)
+		_exit(0);
+	for (int i = 1; i < nfds; i++)
+		if (write(fds[i], "0", 1) != 1) {
+			reply_error(sock, 0, "joining a v1 cgroup: %s", strerror(errno));
+			_exit(1);
+		}
+	if (dup2(sock, 3) != 3 || fcntl(3, F_SETFD, FD_CLOEXEC) || syscall(SYS_close_range, 4, ~0U, 0))
+		_exit(1);
+	if (setgroups(0, NULL) || setresgid(0, 0, 0) || setresuid(0, 0, 0)) {
+		reply_error(3, 0, "becoming root of the box: %s", strerror(errno));
+		_exit(1);
+	}
+	int listener;
+	if (stage(slot, &listener))
+		_exit(1); // stage has said why
+	uint32_t us = now_us() - start;
+	reply(3, 0, R_STAGED, &us, sizeof us, NULL, 0);
+	serve(3, listener);
+}
+
+static void spawn(uint32_t id, const char *body, size_t n, const int *fds, int nfds)
+{
+	uint32_t slot, base, pid32;
+	int pair[2], pidfd = -1;
+	if (n != 8 || nfds < 1) {
+		reply_error(DAEMON, id, "malformed request for a zygote");
+		return;
+	}
+	memcpy(&slot, body, 4);
+	memcpy(&base, body + 4, 4);
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair)) {
+		reply_error(DAEMON, id, "making a socket pair: %s", strerror(errno));
+		return;
+	}
+	struct clone_args args = {
+		.flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWNET | CLONE_PIDFD | CLONE_INTO_CGROUP,
+		.pidfd = (uintptr_t)&pidfd,
+		.exit_signal = SIGCHLD,
+		.cgroup = fds[0],
+	};
+	long pid = syscall(SYS_clone3, &args, sizeof args);
+	if (pid == 0) {
+		close(pair[0]);
+		zygote(pair[1], slot, fds, nfds);
+	}
+	char path[64];
+	int ns = -1;
+	if (pid > 0) {
+		snprintf(path, sizeof path, "/hostproc/%ld/ns/user", pid);
+		ns = open(path, O_RDONLY | O_CLOEXEC);
+	}
+	if (pid < 0 || ns < 0 || write_map(pid, "gid_map", base) || write_map(pid, "uid_map", base) || send(pair[0], "g", 1, MSG_NOSIGNAL) != 1) {
+		reply_error(DAEMON, id, "cloning a zygote: %s", strerror(errno));
+	} else {
+		int out[] = {pidfd, pair[0], ns};
+		pid32 = pid;
+		reply(DAEMON, id, R_SPAWNED, &pid32, sizeof pid32, out, 3);
+	}
+	close(pair[0]); // a zygote that was never told to go ends here
+	close(pair[1]);
+	close(pidfd);
+	close(ns);
+}
+
+int main(int argc, char **argv)
+{
+	if (argc != 3 || strcmp(argv[1], "nursery")) {
+		fputs("boxinit is started by boxwood\n", stderr);
+		return 2;
+	}
+	prctl(PR_SET_DUMPABLE, 0);
+	signal(SIGCHLD, SIG_IGN); // children are reaped by the kernel; zygotes put it back
+	signal(SIGINT, SIG_IGN);  // a terminal's ^C is for the daemon to handle
+	setsid();
+	make_root(argv[2]);
+	reply(DAEMON, 0, R_DONE, NULL, 0, NULL, 0);
+	for (;;) {
+		static char buf[sizeof(struct head) + 256];
+		int fds[FDS_MAX], nfds;
+		int n = receive(DAEMON, buf, sizeof buf, fds, &nfds, 0);
+		if (n <= 0)
+			return 0;
+		struct head h;
+		if (n >= (int)sizeof h) {
+			memcpy(&h, buf, sizeof h);
+			if (h.op == OP_SPAWN)
+				spawn(h.id, buf + sizeof h, n - sizeof h, fds, nfds);
+		}
+		for (int i = 0; i < nfds; i++)
+			close(fds[i]);
+	}
+}

@@ -1,0 +1,614 @@
+// pid 1 at work: one loop over poll(2), nothing in it blocks.
+//
+// It holds the inner ends of a command's stdin, stdout and stderr and relays
+// them, so that no pipe crosses the border of the box. At most one packet waits
+// to be sent; while it does, nothing is read, neither from the command nor from
+// the daemon: a slow daemon slows the command, and memory stays bounded.
+//
+// A command is over when its main process is. What its pipes hold at that moment
+// is still relayed; end of file isn't waited for, since survivors may hold the
+// other ends for ever. Theirs are drained and dropped.
+#include "wire.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <time.h>
+
+enum { DRAINS_MAX = 512, PIPE_WANTED = 1 << 20, DRAIN_CHUNK = 64 << 10 };
+
+static int conn, listener, sigfd;
+static int leaf = -1, leaf_kill = -1;
+static bool attached;
+static uint64_t commands;
+
+// packet is the one message that is being built or waits to be sent.
+static struct {
+	struct head head;
+	char body[CHUNK];
+} packet;
+static size_t pending; // bytes of packet that wait; 0: none
+
+static struct {
+	uint32_t id;
+	long pid; // 0: no command
+	bool dead;
+	int status;
+	struct rusage usage;
+	struct stream {
+		int fd; // -1: closed
+		size_t left; // to relay after death
+		bool grown;
+	} out[2];
+	int in;
+	char *input; // CHUNK bytes, allocated while a command has stdin
+	size_t in_len, in_off;
+	bool in_last, in_wanted;
+} cmd = {.out = {{.fd = -1}, {.fd = -1}}, .in = -1};
+
+static struct {
+	char *buf;
+	size_t len;
+} parts; // a request that comes in parts
+
+static int drains[DRAINS_MAX], ndrains;
+
+uint64_t now_us(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}
+
+// receive returns the packet's size, 0 at the end, -1 with errno. Too large a
+// packet, or too many descriptors, is EPROTO.
+int receive(int sock, void *buf, size_t size, int *fds, int *nfds, int flags)
+{
+	struct iovec io = {buf, size};
+	union {
+		struct cmsghdr h;
+		char b[CMSG_SPACE(sizeof(int) * FDS_MAX)];
+	} control;
+	struct msghdr m = {.msg_iov = &io, .msg_iovlen = 1, .msg_control = control.b, .msg_controllen = sizeof control.b};
+	ssize_t n;
+	*nfds = 0;
+	do
+		n = recvmsg(sock, &m, flags | MSG_CMSG_CLOEXEC);
+	while (n < 0 && errno == EINTR);
+	if (n < 0)
+		return -1;
+	for (struct cmsghdr *c = CMSG_FIRSTHDR(&m); c; c = CMSG_NXTHDR(&m, c))
+		if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) {
+			*nfds = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+			memcpy(fds, CMSG_DATA(c), *nfds * sizeof(int));
+		}
+	if (m.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) {
+		for (int i = 0; i < *nfds; i++)
+			close(fds[i]);
+		*nfds = 0;
+		errno = EPROTO;
+		return -1;
+	}
+	return n;
+}
+
+int reply(int sock, uint32_t id, enum kind kind, const void *body, size_t n, const int *fds, int nfds)
+{
+	struct head h = {id, kind, 0};
+	struct iovec io[] = {{&h, sizeof h}, {(void *)body, n}};
+	union {
+		struct cmsghdr h;
+		char b[CMSG_SPACE(sizeof(int) * FDS_MAX)];
+	} control;
+	struct msghdr m = {.msg_iov = io, .msg_iovlen = 2};
+	if (nfds) {
+		m.msg_control = control.b;
+		m.msg_controllen = CMSG_SPACE(sizeof(int) * nfds);
+		struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+		c->cmsg_level = SOL_SOCKET;
+		c->cmsg_type = SCM_RIGHTS;
+		c->cmsg_len = CMSG_LEN(sizeof(int) * nfds);
+		memcpy(CMSG_DATA(c), fds, sizeof(int) * nfds);
+	}
+	return sendmsg(sock, &m, MSG_NOSIGNAL) < 0 ? -1 : 0;
+}
+
+int reply_error(int sock, uint32_t id, const char *fmt, ...)
+{
+	char text[512];
+	va_list ap;
+	va_start(ap, fmt);
+	int n = vsnprintf(text, sizeof text, fmt, ap);
+	va_end(ap);
+	return reply(sock, id, R_ERROR, text, n < (int)sizeof text ? n : (int)sizeof text - 1, NULL, 0);
+}
+
+static void close_fd(int *fd)
+{
+	if (*fd >= 0)
+		close(*fd);
+	*fd = -1;
+}
+
+static void hang_up(void);
+
+static void flush(void)
+{
+	if (!pending)
+		return;
+	if (conn < 0) {
+		pending = 0;
+		return;
+	}
+	ssize_t n = send(conn, &packet, pending, MSG_NOSIGNAL | MSG_DONTWAIT);
+	if (n >= 0)
+		pending = 0;
+	else if (errno != EAGAIN && errno != EINTR && errno != ENOBUFS)
+		hang_up();
+}
+
+// post sends packet.body; it may only be called while nothing is pending.
+static void post(uint32_t id, enum kind kind, size_t n)
+{
+	packet.head = (struct head){id, kind, 0};
+	pending = sizeof packet.head + n;
+	flush();
+}
+
+static void post_error(uint32_t id, const char *text)
+{
+	size_t n = snprintf(packet.body, 512, "%s", text);
+	post(id, R_ERROR, n < 512 ? n : 511);
+}
+
+static void drop_input(void)
+{
+	close_fd(&cmd.in);
+	if (cmd.input)
+		munmap(cmd.input, CHUNK);
+	cmd.input = NULL;
+	cmd.in_len = cmd.in_off = 0;
+	cmd.in_wanted = false;
+}
+
+// retire keeps the read end of a pipe whose writers survive their command. When
+// there are too many, the oldest is closed: its writers get SIGPIPE.
+static void retire(int fd)
+{
+	if (ndrains == DRAINS_MAX) {
+		close(drains[0]);
+		memmove(drains, drains + 1, sizeof drains - sizeof *drains);
+		ndrains--;
+	}
+	drains[ndrains++] = fd;
+}
+
+static void drain(int i)
+{
+	static char waste[DRAIN_CHUNK];
+	ssize_t n = read(drains[i], waste, sizeof waste);
+	if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
+		close(drains[i]);
+		drains[i] = drains[--ndrains];
+	}
+}
+
+static void end_command(void)
+{
+	drop_input();
+	for (int i = 0; i < 2; i++)
+		if (cmd.out[i].fd >= 0) {
+			retire(cmd.out[i].fd);
+			cmd.out[i].fd = -1;
+		}
+	cmd.pid = 0;
+	cmd.dead = false;
+}
+
+// relay passes on at most max bytes of a stream; it returns how many.
+static size_t relay(int i, size_t max)
+{
+	struct stream *s = &cmd.out[i];
+	ssize_t n = read(s->fd, packet.body, max < CHUNK ? max : CHUNK);
+	if (n > 0) {
+		// A command that fills its pipe gets a larger one: fewer switches per byte.
+		if (n >= 64 << 10 && !s->grown) {
+			s->grown = true;
+			fcntl(s->fd, F_SETPIPE_SZ, PIPE_WANTED);
+		}
+		post(cmd.id, i ? R_STDERR : R_STDOUT, n);
+		return n;
+	}
+	if (n == 0 || (errno != EAGAIN && errno != EINTR))
+		close_fd(&s->fd);
+	return 0;
+}
+
+// finish relays what is left of a command whose main process is gone, packet by
+// packet, then says how it ended.
+static void finish(void)
+{
+	while (cmd.pid && cmd.dead && !pending) {
+		bool more = false;
+		for (int i = 0; i < 2 && !more; i++) {
+			struct stream *s = &cmd.out[i];
+			if (s->fd < 0 || !s->left)
+				continue;
+			size_t n = relay(i, s->left);
+			s->left = n ? s->left - n : 0;
+			more = n > 0;
+		}
+		if (more)
+			continue;
+		struct exit_body e = {
+			.code = WIFEXITED(cmd.status) ? WEXITSTATUS(cmd.status) : -1,
+			.signal = WIFSIGNALED(cmd.status) ? WTERMSIG(cmd.status) : 0,
+			.cpu_us = (uint64_t)(cmd.usage.ru_utime.tv_sec + cmd.usage.ru_stime.tv_sec) * 1000000 + cmd.usage.ru_utime.tv_usec + cmd.usage.ru_stime.tv_usec,
+			.commands = commands,
+		};
+		memcpy(packet.body, &e, sizeof e);
+		uint32_t id = cmd.id;
+		// End of file tells those whose writers are gone from those to drain.
+		for (int i = 0; i < 2; i++) {
+			struct pollfd p = {cmd.out[i].fd, POLLIN, 0};
+			if (p.fd >= 0 && poll(&p, 1, 0) == 1 && !(p.revents & POLLIN))
+				close_fd(&cmd.out[i].fd);
+		}
+		end_command();
+		post(id, R_EXIT, sizeof e);
+	}
+}
+
+static void reap(void)
+{
+	struct signalfd_siginfo info;
+	while (read(sigfd, &info, sizeof info) > 0)
+		;
+	for (;;) {
+		int status;
+		struct rusage usage;
+		pid_t pid = wait4(-1, &status, WNOHANG, &usage);
+		if (pid <= 0)
+			return;
+		if (pid != cmd.pid || cmd.dead)
+			continue;
+		cmd.dead = true;
+		cmd.status = status;
+		cmd.usage = usage;
+		drop_input();
+		for (int i = 0; i < 2; i++) {
+			int n = 0;
+			if (cmd.out[i].fd >= 0)
+				ioctl(cmd.out[i].fd, FIONREAD, &n);
+			cmd.out[i].left = n;
+		}
+	}
+}
+
+// hang_up is for a daemon that went away: what its running command started is
+// killed, survivors of earlier turns go on.
+static void hang_up(void)
+{
+	if (!attached)
+		_exit(0); // a zygote lives no longer than its daemon
+	close_fd(&conn);
+	pending = 0;
+	parts.len = 0;
+	if (cmd.pid && write(leaf_kill, "1", 1) < 0)
+		kill(cmd.pid, SIGKILL);
+}
+
+static void feed(void)
+{
+	ssize_t n = write(cmd.in, cmd.input + cmd.in_off, cmd.in_len - cmd.in_off);
+	if (n < 0 && (errno == EAGAIN || errno == EINTR))
+		return;
+	if (n < 0) { // nobody reads any more; the rest is taken and dropped
+		bool last = cmd.in_last;
+		drop_input();
+		cmd.in_last = last;
+		return;
+	}
+	cmd.in_off += n;
+	if (cmd.in_off < cmd.in_len)
+		return;
+	cmd.in_len = cmd.in_off = 0;
+	if (cmd.in_last)
+		drop_input();
+	else
+		cmd.in_wanted = true;
+}
+
+static int make_pipes(int *in, int *out, int *err, bool input)
+{
+	int p[2];
+	if (input) {
+		if (pipe2(p, O_CLOEXEC))
+			return -1;
+		*in = p[0];
+		cmd.in = p[1];
+		cmd.input = mmap(NULL, CHUNK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		if (cmd.input == MAP_FAILED) {
+			cmd.input = NULL;
+			return -1;
+		}
+		if (fcntl(cmd.in, F_SETFL, O_NONBLOCK))
+			return -1;
+	} else if ((*in = open("/dev/null", O_RDONLY | O_CLOEXEC)) < 0) {
+		return -1;
+	}
+	int *ends[] = {out, err};
+	for (int i = 0; i < 2; i++) {
+		if (pipe2(p, O_CLOEXEC))
+			return -1;
+		cmd.out[i] = (struct stream){.fd = p[0]};
+		*ends[i] = p[1];
+		if (fcntl(p[0], F_SETFL, O_NONBLOCK))
+			return -1;
+	}
+	return 0;
+}
+
+// split finds the strings of a request; false if they aren't as many as it says.
+static bool split(char *p, size_t n, struct command *c, char **vector, uint32_t argc, uint32_t envc)
+{
+	char *end = p + n;
+	if (!n || end[-1])
+		return false;
+	for (uint32_t i = 0; i < argc + envc + 2; i++) {
+		if (p >= end)
+			return false;
+		if (i == 0)
+			c->cwd = p;
+		else if (i == 1)
+			c->user = p;
+		else
+			vector[i - 2 + (i - 2 >= argc)] = p; // one NULL between argv and env
+		p += strlen(p) + 1;
+	}
+	vector[argc] = vector[argc + envc + 1] = NULL;
+	c->argv = vector;
+	c->envp = vector + argc + 1;
+	c->argc = argc;
+	return p == end;
+}
+
+static const char *exec_request(uint32_t id, char *body, size_t n)
+{
+	struct exec_head h;
+	struct command c;
+	if (!attached || leaf < 0)
+		return "this box has no root yet";
+	if (cmd.pid)
+		return "a command is running";
+	if (n < sizeof h)
+		return "malformed request";
+	memcpy(&h, body, sizeof h);
+	body += sizeof h;
+	n -= sizeof h;
+	if (!h.argc || h.argc > 1 << 18 || h.envc > 1 << 18 || h.what > PACK || h.input > MORE_INPUT || h.strings > n || n - h.strings > CHUNK)
+		return "malformed request";
+	size_t vector_size = (h.argc + h.envc + 2) * sizeof(char *);
+	char **vector = mmap(NULL, vector_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (vector == MAP_FAILED)
+		return "out of memory";
+	c.what = h.what;
+	if (!split(body, h.strings, &c, vector, h.argc, h.envc)) {
+		munmap(vector, vector_size);
+		return "malformed request";
+	}
+	int in = -1, out = -1, err = -1;
+	const char *why = NULL;
+	if (make_pipes(&in, &out, &err, h.input != NO_INPUT)) {
+		why = strerror(errno);
+	} else {
+		cmd.pid = start_command(&c, leaf, in, out, err);
+		if (cmd.pid < 0) {
+			cmd.pid = 0;
+			why = strerror(errno);
+		}
+	}
+	munmap(vector, vector_size);
+	close_fd(&in);
+	close_fd(&out);
+	close_fd(&err);
+	if (why) {
+		drop_input();
+		close_fd(&cmd.out[0].fd);
+		close_fd(&cmd.out[1].fd);
+		return why;
+	}
+	commands++;
+	cmd.id = id;
+	cmd.dead = false;
+	cmd.in_last = h.input != MORE_INPUT;
+	if (cmd.in >= 0) {
+		cmd.in_len = n - h.strings;
+		memcpy(cmd.input, body + h.strings, cmd.in_len);
+		feed();
+	}
+	return NULL;
+}
+
+static const char *stdin_request(const char *body, size_t n, bool last)
+{
+	if (cmd.in < 0)
+		return NULL; // the command doesn't read any more
+	if (cmd.in_len || n > CHUNK)
+		return "stdin came unasked";
+	memcpy(cmd.input, body, n);
+	cmd.in_len = n;
+	cmd.in_last = last;
+	feed();
+	return NULL;
+}
+
+// take_leaf makes two descriptors, a cgroup and its cgroup.kill, the running turn's.
+static void take_leaf(int *fds)
+{
+	close_fd(&leaf);
+	close_fd(&leaf_kill);
+	leaf = fds[0];
+	leaf_kill = fds[1];
+	fds[0] = fds[1] = -1;
+}
+
+static void handle(struct head h, char *body, size_t n, int *fds, int nfds)
+{
+	const char *why = NULL;
+	switch (h.op) {
+	case OP_ATTACH:
+		if (attached || nfds != 3) {
+			why = "malformed request to attach";
+			break;
+		}
+		uint64_t start = now_us();
+		if (attach(conn, h.id, body, n, fds[0], start))
+			_exit(1);
+		take_leaf(fds + 1);
+		attached = true;
+		return;
+	case OP_EXEC:
+		why = exec_request(h.id, body, n);
+		break;
+	case OP_STDIN:
+		why = stdin_request(body, n, !(h.flags & MORE));
+		break;
+	case OP_LEAF:
+		if (nfds != 2 || cmd.pid) {
+			why = cmd.pid ? "a command is running" : "malformed leaf";
+			break;
+		}
+		take_leaf(fds);
+		post(h.id, R_DONE, 0);
+		return;
+	case OP_HELLO:
+		memcpy(packet.body, &commands, sizeof commands);
+		post(h.id, R_HELLO, sizeof commands);
+		return;
+	default:
+		why = "unknown request";
+	}
+	if (why)
+		post_error(h.id, why);
+}
+
+// assemble collects the parts of a large EXEC; true when it is whole.
+static bool assemble(struct head h, const char *body, size_t n)
+{
+	if (!parts.buf) {
+		parts.buf = mmap(NULL, REQUEST_MAX, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+		if (parts.buf == MAP_FAILED)
+			parts.buf = NULL;
+	}
+	if (!parts.buf || n > REQUEST_MAX - parts.len) {
+		hang_up(); // a daemon of ours doesn't do that
+		return false;
+	}
+	memcpy(parts.buf + parts.len, body, n);
+	parts.len += n;
+	return !(h.flags & MORE);
+}
+
+static void request(void)
+{
+	static struct {
+		struct head head;
+		char body[CHUNK];
+	} in;
+	int fds[FDS_MAX], nfds;
+	int n = receive(conn, &in, sizeof in, fds, &nfds, MSG_DONTWAIT);
+	if (n < 0 && errno == EAGAIN)
+		return;
+	if (n < (int)sizeof in.head) {
+		hang_up();
+		return;
+	}
+	char *body = in.body;
+	size_t len = n - sizeof in.head;
+	if (in.head.op != OP_EXEC || (!parts.len && !(in.head.flags & MORE))) {
+		handle(in.head, body, len, fds, nfds);
+	} else if (assemble(in.head, body, len)) {
+		handle(in.head, parts.buf, parts.len, fds, nfds);
+		munmap(parts.buf, REQUEST_MAX);
+		parts.buf = NULL;
+		parts.len = 0;
+	}
+	for (int i = 0; i < nfds; i++)
+		close_fd(&fds[i]);
+}
+
+// greet accepts a daemon, if there is none: one that isn't in our pid namespace
+// has pid 0 for us. Whoever else got at the socket is turned away.
+static void greet(void)
+{
+	int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+	struct ucred peer;
+	socklen_t n = sizeof peer;
+	if (fd < 0)
+		return;
+	if (conn >= 0 || !attached || getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &n) || peer.pid != 0)
+		close(fd);
+	else
+		conn = fd;
+}
+
+static void turn_of_loop(void)
+{
+	struct pollfd p[6 + DRAINS_MAX] = {
+		{sigfd, POLLIN, 0},
+		{conn < 0 && cmd.pid ? -1 : listener, POLLIN, 0}, // the next daemon finds no command running
+		{conn, pending ? POLLOUT : POLLIN, 0},
+		{cmd.in_len ? cmd.in : -1, POLLOUT, 0},
+		{pending || cmd.dead ? -1 : cmd.out[0].fd, POLLIN, 0},
+		{pending || cmd.dead ? -1 : cmd.out[1].fd, POLLIN, 0},
+	};
+	int had = ndrains;
+	for (int i = 0; i < had; i++)
+		p[6 + i] = (struct pollfd){drains[i], POLLIN, 0};
+	if (poll(p, 6 + had, -1) < 0)
+		return;
+	for (int i = had - 1; i >= 0; i--) // from the end: drain() moves the last one
+		if (p[6 + i].revents)
+			drain(i);
+	if (p[2].revents & (POLLHUP | POLLERR))
+		if (!(p[2].revents & POLLIN))
+			hang_up();
+	if (p[2].revents & POLLOUT)
+		flush();
+	for (int i = 0; i < 2; i++)
+		if (p[4 + i].revents && !pending && cmd.out[i].fd >= 0 && !cmd.dead)
+			relay(i, CHUNK);
+	if (p[3].revents && cmd.in >= 0 && cmd.in_len)
+		feed();
+	if (p[0].revents)
+		reap();
+	finish();
+	if (cmd.in_wanted && !pending) {
+		cmd.in_wanted = false;
+		post(cmd.id, R_WANT, 0);
+	}
+	if (p[1].revents)
+		greet();
+	if (p[2].revents & POLLIN && conn >= 0 && !pending)
+		request();
+}
+
+void serve(int sock, int l)
+{
+	sigset_t child;
+	sigemptyset(&child);
+	sigaddset(&child, SIGCHLD);
+	conn = sock;
+	listener = l;
+	sigfd = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
+	if (sigfd < 0)
+		_exit(1);
+	for (;;)
+		turn_of_loop();
+}

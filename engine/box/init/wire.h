@@ -1,0 +1,97 @@
+// The wire between the daemon, the nursery, zygotes and pid 1: one message is
+// one packet of a unix SOCK_SEQPACKET socket, little-endian, a header of 8 bytes
+// and a body. engine/box/wire.go is the other side.
+//
+//	request  u32 id, u16 op,   u16 flags, body   daemon -> nursery or pid 1
+//	reply    u32 id, u16 kind, u16 flags, body   the id is that of its request
+//
+// A request larger than a packet comes in parts, all but the last with MORE.
+#ifndef BOXWOOD_WIRE_H
+#define BOXWOOD_WIRE_H
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum {
+	CHUNK = 128 << 10,      // the largest body; fits the default send buffer
+	REQUEST_MAX = 4 << 20,  // the largest request over all its parts
+	FDS_MAX = 8,
+};
+
+enum op {
+	OP_SPAWN = 1,  // nursery: u32 slot, u32 idbase; fds: v2 cgroup, v1 "tasks"...
+	OP_ATTACH = 2, // hostname\0 machine-id\0; fds: overlay, leaf, leaf's cgroup.kill
+	OP_EXEC = 3,   // struct exec_head, strings, first bytes of stdin
+	OP_STDIN = 4,  // bytes; without MORE these are the last
+	OP_LEAF = 5,   // fds: leaf, leaf's cgroup.kill
+	OP_HELLO = 6,
+};
+enum { MORE = 1 };
+
+enum kind {
+	R_SPAWNED = 1, // nursery: u32 pid; fds: pidfd, connection, user namespace
+	R_STAGED = 2,  // zygote: u32 microseconds that staging took
+	R_READY = 3,   // u32 microseconds from the request to here
+	R_ERROR = 4,   // text
+	R_STDOUT = 5,
+	R_STDERR = 6,
+	R_WANT = 7,    // the next OP_STDIN may come
+	R_EXIT = 8,    // struct exit_body
+	R_HELLO = 9,   // u64 commands started
+	R_DONE = 10,
+};
+
+struct head {
+	uint32_t id;
+	uint16_t op, flags;
+};
+
+// cwd\0 user\0 argv\0... env\0... follow, `strings` bytes in all, then stdin.
+struct exec_head {
+	uint32_t argc, envc, what, input, strings;
+};
+enum what { RUN = 0, READ_FILE = 1, WRITE_FILE = 2, UNPACK = 3, PACK = 4 };
+enum input { NO_INPUT = 0, ALL_INPUT = 1, MORE_INPUT = 2 }; // what follows the strings
+
+struct exit_body {
+	int32_t code, signal; // code -1 if a signal ended it
+	uint64_t cpu_us, commands;
+};
+
+struct command {
+	enum what what;
+	const char *cwd, *user;
+	char **argv, **envp;
+	int argc;
+};
+
+// serve.c
+void serve(int conn, int listener) __attribute__((noreturn));
+int receive(int sock, void *buf, size_t size, int *fds, int *nfds, int flags);
+int reply(int sock, uint32_t id, enum kind kind, const void *body, size_t n, const int *fds, int nfds);
+int reply_error(int sock, uint32_t id, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+uint64_t now_us(void);
+
+// zygote.c
+int stage(uint32_t slot, int *listener);
+int attach(int sock, uint32_t id, const char *body, size_t n, int overlay, uint64_t start);
+
+// spawn.c
+long start_command(struct command *c, int leaf, int in, int out, int err);
+void drop_bounding_set(void);
+void limit_own_capabilities(void);
+
+// files.c
+int file_helper(const struct command *c);
+
+#endif

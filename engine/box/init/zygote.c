@@ -1,0 +1,175 @@
+// What a zygote does before it has a root, and how it takes one.
+//
+// Paths here are those of the nursery's small root (see make_root), which the
+// zygote's mount namespace is a copy of: /p /s /d /ro /m are staged mounts, /new
+// is where the overlay goes.
+#include "wire.h"
+
+#include <linux/mount.h>
+#include <linux/openat2.h>
+#include <net/if.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+enum { SAFE = MS_NOSUID | MS_NODEV | MS_NOEXEC };
+
+static int machine_id = -1; // written at attach; nobody else can write to the folder
+
+static int bad(const char *what)
+{
+	reply_error(3, 0, "staging a zygote: %s: %s", what, strerror(errno));
+	return -1;
+}
+
+static int read_only_bind(const char *from, const char *to, unsigned long flags)
+{
+	return mount(from, to, NULL, MS_BIND, NULL) || mount(NULL, to, NULL, MS_BIND | MS_REMOUNT | MS_RDONLY | flags, NULL);
+}
+
+static int stage_mounts(void)
+{
+	if (mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL))
+		return bad("making mounts private");
+	if (mount("proc", "/p", "proc", SAFE, NULL) || read_only_bind("/p/sys", "/p/sys", SAFE))
+		return bad("proc");
+	if (mount("sysfs", "/s", "sysfs", SAFE | MS_RDONLY, NULL))
+		return bad("sysfs");
+	if (read_only_bind("/dev", "/d", MS_NOSUID | MS_NOEXEC))
+		return bad("dev");
+	if (mount("devpts", "/d/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,gid=5"))
+		return bad("devpts");
+	return 0;
+}
+
+// stage_control binds our socket in the control folder, which after that can be
+// seen from inside only through a read-only mount.
+static int stage_control(uint32_t slot, int *listener)
+{
+	char path[64];
+	snprintf(path, sizeof path, "/control/%u", slot);
+	if (mount(path, "/rw", NULL, MS_BIND, NULL) || chdir("/rw"))
+		return bad("control folder");
+	struct sockaddr_un a = {.sun_family = AF_UNIX, .sun_path = "init.sock"};
+	int l = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	umask(077);
+	if (l < 0 || bind(l, (struct sockaddr *)&a, sizeof a) || listen(l, 64))
+		return bad("init.sock");
+	umask(0);
+	machine_id = open("machine-id", O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0444);
+	if (machine_id < 0 || chdir("/"))
+		return bad("machine-id");
+	if (read_only_bind(path, "/ro", SAFE) || read_only_bind("/rw/machine-id", "/m", SAFE))
+		return bad("read-only control folder");
+	*listener = l;
+	return 0;
+}
+
+static int loopback_up(void)
+{
+	int s = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	struct ifreq r = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
+	if (s < 0 || ioctl(s, SIOCSIFFLAGS, &r))
+		return bad("lo");
+	close(s);
+	return 0;
+}
+
+int stage(uint32_t slot, int *listener)
+{
+	sigset_t all;
+	sigfillset(&all);
+	signal(SIGCHLD, SIG_DFL);
+	signal(SIGINT, SIG_DFL);
+	if (sigprocmask(SIG_SETMASK, &all, NULL) || prctl(PR_SET_DUMPABLE, 0))
+		return bad("signals");
+	struct rlimit r;
+	if (!getrlimit(RLIMIT_CORE, &r)) { // core dumps write past the inspector
+		r.rlim_cur = 0;
+		setrlimit(RLIMIT_CORE, &r);
+	}
+	drop_bounding_set();
+	if (stage_mounts() || stage_control(slot, listener) || loopback_up())
+		return -1;
+	return 0;
+}
+
+// place opens a mount point below the new root. What is there may have been left
+// by a hostile turn, so that no symlink may lead out of it.
+static int place(int sock, uint32_t id, int root, const char *to)
+{
+	struct open_how how = {.flags = O_PATH | O_CLOEXEC, .resolve = RESOLVE_IN_ROOT};
+	int fd = syscall(SYS_openat2, root, to, &how, sizeof how);
+	if (fd < 0 && (errno == ENOENT || errno == ENOTDIR))
+		reply_error(sock, id, "the root has no mount point %s", to);
+	else if (fd < 0)
+		reply_error(sock, id, "opening mount point %s: %s", to, strerror(errno));
+	return fd;
+}
+
+// put moves a staged mount, or one that fd stands for, to its place.
+static int put(int sock, uint32_t id, int from, const char *path, int root, const char *to)
+{
+	int fd = place(sock, id, root, to);
+	if (fd < 0)
+		return -1;
+	int rc = syscall(SYS_move_mount, from, path, fd, "", MOVE_MOUNT_T_EMPTY_PATH | (*path ? 0 : MOVE_MOUNT_F_EMPTY_PATH));
+	if (rc)
+		reply_error(sock, id, "mounting %s: %s", to, strerror(errno));
+	close(fd);
+	return rc;
+}
+
+// attach takes the overlay as root. The reply goes out before the old root is
+// unmounted (that waits for a grace period of the kernel): no command can start
+// before this function is over. After a failure the zygote is of no use.
+int attach(int sock, uint32_t id, const char *body, size_t n, int overlay, uint64_t start)
+{
+	const char *host = body, *mid = memchr(body, 0, n);
+	if (!mid || n < 2 || body[n - 1]) {
+		reply_error(sock, id, "malformed request to attach");
+		return -1;
+	}
+	mid++;
+	size_t mid_len = strnlen(mid, body + n - mid);
+	if (syscall(SYS_move_mount, overlay, "", AT_FDCWD, "/new", MOVE_MOUNT_F_EMPTY_PATH)) {
+		reply_error(sock, id, "mounting the root: %s", strerror(errno));
+		return -1;
+	}
+	int root = open("/new", O_PATH | O_CLOEXEC);
+	int folder = place(sock, id, root, "/dev/shm");
+	if (root < 0 || folder < 0)
+		return -1;
+	// /dev/shm is a folder of the overlay, so that what is written there is saved.
+	int shm = syscall(SYS_open_tree, folder, "", OPEN_TREE_CLONE | O_CLOEXEC | AT_EMPTY_PATH);
+	struct mount_attr flags = {.attr_set = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV};
+	if (shm < 0 || syscall(SYS_mount_setattr, shm, "", AT_EMPTY_PATH, &flags, sizeof flags)) {
+		reply_error(sock, id, "making /dev/shm: %s", strerror(errno));
+		return -1;
+	}
+	if (put(sock, id, AT_FDCWD, "/p", root, "/proc") || put(sock, id, AT_FDCWD, "/s", root, "/sys") ||
+	    put(sock, id, AT_FDCWD, "/d", root, "/dev") || put(sock, id, shm, "", root, "/dev/shm") ||
+	    put(sock, id, AT_FDCWD, "/ro", root, "/run/box") || put(sock, id, AT_FDCWD, "/m", root, "/etc/machine-id"))
+		return -1;
+	if (write(machine_id, mid, mid_len) != (ssize_t)mid_len || write(machine_id, "\n", 1) != 1 ||
+	    sethostname(host, strlen(host)) || chdir("/new") || syscall(SYS_pivot_root, ".", ".")) {
+		reply_error(sock, id, "taking the root: %s", strerror(errno));
+		return -1;
+	}
+	uint32_t us = now_us() - start;
+	reply(sock, id, R_READY, &us, sizeof us, NULL, 0);
+	if (umount2(".", MNT_DETACH) || chdir("/"))
+		return -1;
+	close(machine_id);
+	close(shm);
+	close(folder);
+	close(root);
+	limit_own_capabilities();
+	return 0;
+}

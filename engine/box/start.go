@@ -1,0 +1,205 @@
+package box
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/boxwood-rl/boxwood/internal/cgroup"
+	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/overlay"
+	"github.com/boxwood-rl/boxwood/tree"
+)
+
+// Start makes a box of a zygote: its root is mounted and handed over. It takes a
+// zygote from the pool or, if there is none, makes one, which costs as much again.
+//
+// On failure nothing of the box is left.
+func (h *Host) Start(ctx context.Context, root Root, id Identity) (Box, error) {
+	if err := checkIdentity(id); err != nil {
+		return nil, err
+	}
+	h.begin()
+	defer h.end()
+	z, err := h.take()
+	if err != nil {
+		return nil, err
+	}
+	b, err := z.attach(ctx, root, id)
+	if err != nil {
+		if z.pidfd >= 0 {
+			err = errors.Join(err, z.discard())
+		}
+		return nil, fmt.Errorf("starting a box: %w", err)
+	}
+	return b, nil
+}
+
+func checkIdentity(id Identity) error {
+	if n := len(id.Hostname); n == 0 || n > 64 || strings.ContainsRune(id.Hostname, 0) {
+		return fault.New(fault.Invalid, "bad_hostname", "%q is not a host name of 1 to 64 bytes", id.Hostname)
+	}
+	if len(id.MachineID) != 32 || strings.Trim(id.MachineID, "0123456789abcdef") != "" {
+		return fault.New(fault.Invalid, "bad_machine_id", "%q is not a machine id of 32 hex digits", id.MachineID)
+	}
+	if strings.ContainsRune(id.Generation+id.Seed, 0) {
+		return fault.New(fault.Invalid, "bad_identity", "generation and seed may not hold NUL bytes")
+	}
+	return nil
+}
+
+func (z *zygote) attach(ctx context.Context, root Root, id Identity) (*box, error) {
+	if id.Limits != (tree.Limits{}) {
+		if err := z.group.SetLimits(groupLimits(id.Limits, z.h.cfg.Limits)); err != nil {
+			return nil, err
+		}
+	}
+	mount, err := overlay.Mount(overlay.Options{Lower: root.Lower, Upper: root.Upper, Work: root.Work,
+		UserNS: z.userns, IDBase: uint32(idBase(z.slot))})
+	if err != nil {
+		return nil, err
+	}
+	defer mount.Close()
+	deadline := time.Now().Add(stepLimit)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	z.wire.SetReadDeadline(deadline)
+	body := append(append([]byte(id.Hostname), 0), id.MachineID...)
+	req, err := z.wire.send(opAttach, append(body, 0), int(mount.Fd()), z.leaf, z.kill)
+	if err != nil {
+		return nil, err
+	}
+	var buf [1024]byte
+	m, err := z.wire.expect(buf[:], req, replyReady, 0)
+	if err != nil {
+		var remote remoteError
+		if errors.As(err, &remote) && strings.Contains(string(remote), "has no mount point") {
+			return nil, fault.New(fault.Precondition, "no_mount_point", "%s", remote.Error()).
+				WithHint("import the image again, so that it gets the mount points of a box")
+		}
+		return nil, err
+	}
+	_ = m
+	z.wire.SetReadDeadline(time.Time{})
+	z.releaseStage()
+	return newBox(z, record{Slot: z.slot, PID: z.pid, Start: z.start, Generation: id.Generation, Seed: id.Seed}), nil
+}
+
+// record is what Adopt needs to find a box again.
+type record struct {
+	Slot       int    `json:"slot"`
+	PID        int    `json:"pid"`
+	Start      uint64 `json:"start"` // of pid 1, in clock ticks after boot
+	Generation string `json:"generation,omitempty"`
+	Seed       string `json:"seed,omitempty"`
+}
+
+func parseStartTime(stat []byte) (uint64, error) {
+	end := bytes.LastIndexByte(stat, ')')
+	if end < 0 {
+		return 0, errNoProcess
+	}
+	fields := strings.Fields(string(stat[end+1:]))
+	if len(fields) < 20 {
+		return 0, errNoProcess
+	}
+	return strconv.ParseUint(fields[19], 10, 64)
+}
+
+// Adopt finds a box that a former daemon has started. What that daemon's running
+// command had started is dead when Adopt returns.
+func (h *Host) Adopt(ctx context.Context, text []byte) (Box, error) {
+	var r record
+	if err := json.Unmarshal(text, &r); err != nil || r.Slot < 0 || r.Slot >= slotsMax || r.PID <= 1 {
+		return nil, fault.New(fault.Invalid, "bad_record", "this is not the record of a box")
+	}
+	gone := fault.New(fault.NotFound, "box_gone", "the box of slot %d is gone", r.Slot)
+	pidfd, err := unix.PidfdOpen(r.PID, 0)
+	if err != nil {
+		return nil, gone
+	}
+	if start, err := startTime(r.PID); err != nil || start != r.Start || exited(pidfd) {
+		unix.Close(pidfd)
+		return nil, gone
+	}
+	group, err := h.root.Find(strconv.Itoa(r.Slot))
+	if err != nil {
+		unix.Close(pidfd)
+		return nil, gone
+	}
+	h.mu.Lock()
+	taken := h.owned[r.Slot]
+	if !taken {
+		h.slots[r.Slot], h.owned[r.Slot] = true, true
+	}
+	h.mu.Unlock()
+	if taken {
+		unix.Close(pidfd)
+		return nil, fault.New(fault.Precondition, "adopted", "the box of slot %d has been adopted already", r.Slot)
+	}
+	z := &zygote{h: h, slot: r.Slot, group: group, pid: r.PID, pidfd: pidfd, start: r.Start, leaf: -1, kill: -1}
+	b, err := z.reconnect(ctx, r)
+	if err != nil {
+		unix.Close(pidfd)
+		h.mu.Lock()
+		delete(h.owned, r.Slot) // Sweep may have it
+		h.mu.Unlock()
+		return nil, fmt.Errorf("adopting the box of slot %d: %w", r.Slot, err)
+	}
+	return b, nil
+}
+
+func (z *zygote) reconnect(ctx context.Context, r record) (*box, error) {
+	// A box that was left frozen couldn't answer.
+	if err := cgroup.Thaw(z.group.Dir); err != nil {
+		return nil, err
+	}
+	var err error
+	if z.wire, err = dial(z.h.controlDir(z.slot)); err != nil {
+		return nil, err
+	}
+	deadline := time.Now().Add(stepLimit)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	z.wire.SetReadDeadline(deadline)
+	b := newUnstarted(z, r)
+	if err := b.hello(); err != nil {
+		z.release()
+		return nil, err
+	}
+	z.wire.SetReadDeadline(time.Time{})
+	if err := b.newLeaf(); err != nil {
+		z.release()
+		return nil, err
+	}
+	b.begin()
+	return b, nil
+}
+
+// dial connects to a pid 1 by its control folder, whose path may be longer than
+// a socket address.
+func dial(dir string) (*wire, error) {
+	folder, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("opening the control folder: %w", err)
+	}
+	defer unix.Close(folder)
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/init.sock", folder)}); err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("connecting to pid 1: %w", err)
+	}
+	return newWire(fd)
+}
