@@ -1,3 +1,334 @@
 package tree
 
-func writeUntilKilled(dir string) {}
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+
+	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/ids"
+)
+
+const killWriters = 8
+
+// writeUntilKilled is the child process: writers that add nodes in pairs and
+// say each acknowledged pair on stdout.
+func writeUntilKilled(dir string) {
+	s, err := Open(dir, Options{AllowTmpfs: true})
+	if err != nil {
+		fmt.Println("error", err)
+		os.Exit(1)
+	}
+	tr := Tree{ID: ids.NewTree(), Root: ids.NewNode()}
+	if _, err := s.Update(context.Background(), func(tx *Tx) error {
+		if err := tx.PutTree(tr); err != nil {
+			return err
+		}
+		_, err := tx.AddNode(Node{ID: tr.Root, Tree: tr.ID, Capture: Recorded})
+		return err
+	}); err != nil {
+		fmt.Println("error", err)
+		os.Exit(1)
+	}
+	var mu sync.Mutex
+	for range killWriters {
+		go func() {
+			parent := tr.Root
+			for {
+				var pair [2]ids.Node
+				_, err := s.Update(context.Background(), func(tx *Tx) error {
+					p, err := tx.Node(parent)
+					for i := range pair {
+						if err != nil {
+							return err
+						}
+						n := typicalNode(p)
+						n.Checkpoint, n.Capture = "", Recorded
+						p, err = tx.AddNode(n)
+						pair[i] = n.ID
+					}
+					return err
+				})
+				mu.Lock()
+				if err != nil {
+					fmt.Println("error", err)
+				} else {
+					fmt.Println("ack", pair[0], pair[1])
+				}
+				mu.Unlock()
+				parent = pair[1]
+			}
+		}()
+	}
+	select {}
+}
+
+// If it fails, an acknowledged node was lost by kill -9, or a change is there
+// by half.
+func TestAcknowledgedSurvivesKill(t *testing.T) {
+	rounds := 12
+	if testing.Short() {
+		rounds = 3
+	}
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	dir := t.TempDir()
+	acked := map[ids.Node]ids.Node{} // pairs over all rounds
+	for round := range rounds {
+		cmd := exec.Command(os.Args[0], "-test.run=^$")
+		cmd.Env = append(os.Environ(), childEnv+"=write", childDir+"="+dir)
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		killed := false
+		lines, killAfter := 0, 1+random.IntN(400)
+		for r := bufio.NewReader(out); ; {
+			line, err := r.ReadString('\n')
+			if err != nil {
+				break
+			}
+			var a, b ids.Node
+			if _, err := fmt.Sscanf(line, "ack %s %s", &a, &b); err != nil {
+				t.Errorf("the child said %q", line)
+				_ = cmd.Process.Kill()
+				break
+			}
+			acked[a] = b
+			if lines++; lines == killAfter {
+				killed = true
+				if err := cmd.Process.Signal(syscall.SIGKILL); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		_, _ = io.Copy(io.Discard, out)
+		_ = cmd.Wait()
+		if !killed {
+			t.Fatalf("round %d: the child ended on its own after %d lines", round, lines)
+		}
+		s := mustOpen(t, dir, Options{})
+		v := s.View()
+		for a, b := range acked {
+			if _, err := v.FullNode(a); err != nil {
+				t.Fatalf("round %d: acknowledged: %v", round, err)
+			}
+			if n, err := v.FullNode(b); err != nil || n.Parent != a {
+				t.Fatalf("round %d: acknowledged: %v, parent %v", round, err, n)
+			}
+		}
+		if n := v.NodeCount("") - v.TreeCount(); n%2 != 0 {
+			t.Fatalf("round %d: %d nodes from changes of two", round, n)
+		}
+		mustCheck(t, s)
+		mustClose(t, s)
+	}
+	t.Logf("%d kills, %d acknowledged changes, all there", rounds, len(acked))
+}
+
+// If it fails, the reply goes out before the flush: the power's loss would take back what
+// a client was told. The build tag sabotage_fsync must turn it red.
+func TestAcknowledgedSurvivesPowerLoss(t *testing.T) {
+	fs := vfs.NewCrashableMem()
+	s := mustOpen(t, "state", Options{FS: fs})
+	tr := mustTree(t, s)
+	seed := time.Now().UnixNano()
+	t.Logf("seed %d", seed)
+	for i := range 40 {
+		a := mustNode(t, s, tr.Root)
+		cfg := vfs.CrashCloneCfg{}
+		if i%2 == 1 { // some of what wasn't flushed made it, too
+			cfg = vfs.CrashCloneCfg{UnsyncedDataPercent: 50, RNG: newRand(uint64(seed) + uint64(i))}
+		}
+		want := frozen(t, s)
+		after := mustOpen(t, "state", Options{FS: fs.CrashClone(cfg)})
+		if _, err := after.FullNode(a.ID); err != nil {
+			t.Fatalf("change %d was acknowledged, and after a power loss: %v", i, err)
+		}
+		wantEqual(t, "after a power loss", frozen(t, after), want)
+		mustCheck(t, after)
+		mustClose(t, after)
+	}
+}
+
+// If it fails, a fault of the disk at some instant loses what was acknowledged,
+// shows what wasn't, or leaves half of a change. Every I/O operation of a
+// script fails once, then everything after it.
+func TestFaultAtEachOperation(t *testing.T) {
+	for _, mode := range []string{"once", "from then on"} {
+		t.Run(mode, func(t *testing.T) {
+			for k := int32(0); ; k++ {
+				if done := faultAt(t, k, mode == "once"); done || t.Failed() {
+					t.Logf("%d operations", k)
+					break
+				}
+			}
+		})
+	}
+}
+
+// faultAt runs a script with operation k failing; done: the script had no
+// operation k.
+func faultAt(t *testing.T, k int32, once bool) (done bool) {
+	disk := vfs.NewCrashableMem()
+	var at atomic.Int32
+	at.Store(k)
+	hit := atomic.Bool{}
+	boom := errors.New("injected fault")
+	fs := errorfs.Wrap(disk, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if op.Kind.ReadOrWrite() != errorfs.OpIsWrite {
+			return nil
+		}
+		n := at.Add(-1)
+		if n == -1 || n < -1 && !once {
+			hit.Store(true)
+			return boom
+		}
+		return nil
+	}))
+	acked := map[ids.Node]bool{}
+	unsure := map[ids.Node]bool{}
+	s, err := Open("state", Options{FS: fs})
+	if err == nil {
+		tr := Tree{ID: ids.NewTree(), Root: ids.NewNode()}
+		for i := range 12 {
+			n := Node{ID: tr.Root, Tree: tr.ID, Capture: Recorded}
+			if i > 0 {
+				n.ID, n.Parent = ids.NewNode(), tr.Root
+			}
+			twin := n
+			twin.ID, twin.Parent = ids.NewNode(), n.ID
+			_, err := s.Update(context.Background(), func(tx *Tx) error {
+				if i == 0 {
+					if err := tx.PutTree(tr); err != nil {
+						return err
+					}
+				}
+				if _, err := tx.AddNode(n); err != nil {
+					return err
+				}
+				_, err := tx.AddNode(twin)
+				return err
+			})
+			v := s.View()
+			_, seen := v.Node(n.ID)
+			if err == nil {
+				acked[n.ID], acked[twin.ID] = true, true
+				if seen != nil {
+					t.Errorf("operation %d: acknowledged and not visible: %v", k, seen)
+				}
+				continue
+			}
+			if seen == nil {
+				t.Errorf("operation %d: the change failed and is visible", k)
+			}
+			wantFault(t, err, fault.Unavailable, "store_failed")
+			unsure[n.ID], unsure[twin.ID] = true, true
+		}
+		_ = s.Close()
+	} else if !hit.Load() {
+		t.Fatalf("operation %d: opening: %v", k, err)
+	}
+	// What a crash at this instant leaves.
+	after := mustOpen(t, "state", Options{FS: disk.CrashClone(vfs.CrashCloneCfg{})})
+	v := after.View()
+	for id := range acked {
+		if _, err := v.FullNode(id); err != nil {
+			t.Errorf("operation %d: acknowledged, and after the crash: %v", k, err)
+		}
+	}
+	for tr := range v.Trees() {
+		for n := range v.NodesOf(tr.ID) {
+			if !acked[n.ID] && !unsure[n.ID] {
+				t.Errorf("operation %d: node %s comes from nowhere", k, n.ID)
+			}
+		}
+	}
+	if n := v.NodeCount(""); n%2 != 0 {
+		t.Errorf("operation %d: half of a change: %d nodes", k, n)
+	}
+	mustCheck(t, after)
+	mustClose(t, after)
+	return !hit.Load()
+}
+
+// If it fails, a full disk ends the store, or leaves something half-written.
+func TestFullDiskIsRefusedAndRecovers(t *testing.T) {
+	disk := vfs.NewCrashableMem()
+	disk.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: 1 << 30})
+	o := Options{FS: disk}
+	s := mustOpen(t, "state", o)
+	tr := mustTree(t, s)
+	before := frozen(t, s)
+	disk.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: 1 << 20})
+	_, err := s.Update(context.Background(), func(tx *Tx) error { return tx.Pin(tr.Root) })
+	wantFault(t, err, fault.Exhausted, "disk_full")
+	if !fault.As(err).Retryable() {
+		t.Error("a full disk isn't retryable")
+	}
+	wantEqual(t, "on a full disk", frozen(t, s), before)
+	disk.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: 1 << 30})
+	mustNode(t, s, tr.Root)
+}
+
+// If it fails, an append that the disk refuses is acknowledged, shown, or takes
+// the daemon down; readers must go on.
+func TestFailedFlushIsSticky(t *testing.T) {
+	disk := vfs.NewCrashableMem()
+	broken := atomic.Bool{}
+	fs := errorfs.Wrap(disk, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if broken.Load() && strings.HasSuffix(op.Path, ".log") && op.Kind.ReadOrWrite() == errorfs.OpIsWrite {
+			return syscall.ENOSPC
+		}
+		return nil
+	}))
+	s, err := Open("state", Options{FS: fs})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr := mustTree(t, s)
+	kept := mustNode(t, s, tr.Root)
+	before := frozen(t, s)
+	broken.Store(true)
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			_, err := s.Update(context.Background(), func(tx *Tx) error {
+				p, _ := tx.Node(tr.Root)
+				_, err := tx.AddNode(typicalNode(p))
+				return err
+			})
+			if f := fault.As(err); f == nil || f.Reason != "store_failed" || !errors.Is(err, syscall.ENOSPC) {
+				t.Errorf("got %v, want store_failed with its cause", err)
+			}
+		})
+	}
+	wg.Wait()
+	wantEqual(t, "after a failed flush", frozen(t, s), before)
+	broken.Store(false)
+	_, err = s.Update(context.Background(), func(tx *Tx) error { return tx.Pin(tr.Root) })
+	wantFault(t, err, fault.Unavailable, "store_failed")
+	wantFault(t, s.Close(), fault.Unavailable, "store_failed")
+	after := mustOpen(t, "state", Options{FS: disk.CrashClone(vfs.CrashCloneCfg{})})
+	if _, err := after.FullNode(kept.ID); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -175,21 +175,31 @@ func (d *disk) commit(b *pebble.Batch) error {
 	if flushWrites {
 		opts = pebble.Sync
 	}
-	err := guard(func() error { return b.Commit(opts) })
-	select {
-	case <-d.failed:
+	if err := guard(func() error { return b.Commit(opts) }); err != nil {
+		d.fail(err)
 		return d.cause
-	default:
 	}
-	return err
+	return nil
 }
 
-// guard runs f in a goroutine that Fatalf may end.
+// guard runs f in a goroutine that Fatalf may end. pebble panics where a
+// directory can't be flushed; here that is a failure like the others. (In a
+// goroutine of pebble's own it ends the process, which is what a crash does:
+// what was acknowledged is there at the next start.)
 func guard(f func() error) (err error) {
 	err = errors.New("the log gave up")
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
+		defer func() {
+			switch p := recover().(type) {
+			case nil:
+			case error:
+				err = fmt.Errorf("the log gave up: %w", p)
+			default:
+				err = fmt.Errorf("the log gave up: %v", p)
+			}
+		}()
 		err = f()
 	}()
 	<-done
@@ -272,9 +282,24 @@ func (d *disk) Infof(string, ...any)  {}
 func (d *disk) Errorf(string, ...any) {}
 
 func (d *disk) Fatalf(format string, args ...any) {
-	d.fail(fmt.Errorf(format, args...))
+	g := &gaveUp{message: fmt.Sprintf(format, args...)}
+	for _, a := range args {
+		if err, ok := a.(error); ok {
+			g.cause = err
+		}
+	}
+	d.fail(g)
 	runtime.Goexit()
 }
+
+// gaveUp is what pebble told Fatalf.
+type gaveUp struct {
+	message string
+	cause   error
+}
+
+func (g *gaveUp) Error() string { return g.message }
+func (g *gaveUp) Unwrap() error { return g.cause }
 
 func (d *disk) fail(err error) {
 	d.failure.Do(func() {

@@ -2,6 +2,7 @@ package tree
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -34,6 +35,8 @@ func TestMain(m *testing.M) {
 	}
 	os.Exit(0)
 }
+
+func newRand(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 0)) }
 
 func contains(s, part string) bool { return strings.Contains(s, part) }
 
