@@ -106,7 +106,7 @@ fi
 # (From 1.21 on it would do so by itself, GOTOOLCHAIN=auto; Debian 12 has 1.19.)
 if [ -z "$go" ]; then
   module=golang.org/toolchain@v0.0.1-go$go_pinned.linux-$(dpkg --print-architecture)
-  say "fetching Go $go_pinned into .cache/go (Debian's is $(go env GOVERSION))"
+  say "fetching Go $go_pinned into .cache/go (Debian's is $(GOTOOLCHAIN=local go env GOVERSION))"
   work=$(mktemp -d)
   trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
   (cd "$work" && printf 'module fetch\n\ngo 1.19\n' >go.mod && GOFLAGS=-mod=mod GOMODCACHE="$work/mod" go mod download "$module") ||

@@ -30,59 +30,62 @@ func show(path string) error {
 		return err
 	}
 	defer file.Close()
-	var (
-		input    = bufio.NewReader(os.Stdin)
-		output   = map[string][]string{} // by package and test, until it ends
-		packages []string
-		counts   = map[string]int{}
-	)
+	input := bufio.NewReader(os.Stdin)
+	v := view{output: map[string][]string{}, counts: map[string]int{}}
 	for {
-		line, err := input.ReadBytes('\n')
-		if len(line) == 0 {
-			break
-		}
-		if err == nil || len(line) > 0 {
-			if _, err := file.Write(line); err != nil {
-				return err
-			}
+		line, readErr := input.ReadBytes('\n')
+		if _, err := file.Write(line); err != nil {
+			return err
 		}
 		var e acceptance.Event
-		if json.Unmarshal(line, &e) != nil {
-			fmt.Print(string(line)) // go's own complaint, such as a build error
-			continue
+		switch {
+		case len(line) == 0:
+		case json.Unmarshal(line, &e) != nil:
+			fmt.Print(string(line)) // the go command's own complaint
+		default:
+			v.take(e)
 		}
-		key := e.Package + " " + e.Test
-		switch e.Action {
-		case "output", "build-output":
-			if e.Action == "build-output" {
-				fmt.Print(e.Output)
-			}
-			output[key] = append(output[key], e.Output)
-			if e.Test == "" && packageLine(e.Output) {
-				packages = append(packages, e.Output)
-				fmt.Print(e.Output)
-			}
-		case "fail":
-			fmt.Print(strings.Join(output[key], ""))
-			delete(output, key)
-		case "skip":
-			if e.Test != "" {
-				fmt.Print(strings.Join(output[key], ""))
-			}
-			delete(output, key)
-		case "pass":
-			delete(output, key)
-		}
-		if e.Test != "" && !strings.Contains(e.Test, "/") {
-			counts[e.Action]++
+		if readErr != nil {
+			break
 		}
 	}
-	fmt.Printf("\n%s", strings.Join(packages, ""))
-	fmt.Printf("go: %d passed, %d failed, %d skipped\n", counts["pass"], counts["fail"], counts["skip"])
+	fmt.Printf("\n%s", strings.Join(v.packages, ""))
+	fmt.Printf("go: %d passed, %d failed, %d skipped\n", v.counts["pass"], v.counts["fail"], v.counts["skip"])
 	return file.Close()
+}
+
+// view is what was seen so far.
+type view struct {
+	output   map[string][]string // by package and test, until that ends
+	packages []string            // the line that ends each package
+	counts   map[string]int      // of top-level tests, by action
+}
+
+func (v *view) take(e acceptance.Event) {
+	key := e.Package + " " + e.Test
+	switch e.Action {
+	case "build-output":
+		fmt.Print(e.Output)
+	case "output":
+		if e.Test == "" && packageLine(e.Output) {
+			v.packages = append(v.packages, e.Output)
+			fmt.Print(e.Output)
+			break
+		}
+		v.output[key] = append(v.output[key], e.Output)
+	case "fail", "skip", "pass":
+		// A package without tests is "skipped", too.
+		if e.Action == "fail" || e.Action == "skip" && e.Test != "" {
+			fmt.Print(strings.Join(v.output[key], ""))
+		}
+		delete(v.output, key)
+		if e.Test != "" && !strings.Contains(e.Test, "/") {
+			v.counts[e.Action]++
+		}
+	}
 }
 
 // packageLine reports the line that go test ends a package with.
 func packageLine(s string) bool {
-	return strings.HasPrefix(s, "ok  \t") || strings.HasPrefix(s, "FAIL\t") || strings.HasPrefix(s, "---\t")
+	return strings.HasPrefix(s, "ok  \t") || strings.HasPrefix(s, "FAIL\t")
 }
