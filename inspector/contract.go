@@ -26,6 +26,9 @@ type Subject struct {
 	Subvolume uint64
 	// Base is the folder of changes of the snapshot it was made from.
 	Base string
+	// Lower is the image's layers on the host, lowest first. It may be empty; with
+	// it, a file that was only copied up is told from one that changed.
+	Lower []string
 	// Survivors lists the sandbox's processes other than pid 1, by command line.
 	Survivors func() ([]Survivor, error)
 }

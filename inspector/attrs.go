@@ -1,0 +1,230 @@
+package inspector
+
+import (
+	"bytes"
+	"context"
+	"maps"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// attrs is what is known of an inode without reading it. The kernel moves the
+// time of change on whatever happens to an inode, and no program can set it.
+type attrs struct {
+	mode, uid, gid uint32
+	size           int64
+	rdev           uint64
+	mtime, ctime   int64
+}
+
+func attrsOf(st *unix.Stat_t) attrs {
+	return attrs{
+		mode: st.Mode, uid: st.Uid, gid: st.Gid, size: st.Size, rdev: st.Rdev,
+		mtime: st.Mtim.Nano(), ctime: st.Ctim.Nano(),
+	}
+}
+
+// inodes walks a listed tree and tells visit each inode with its path ("" is the
+// top). Entries that vanished meanwhile are skipped: their going is an event that
+// the next barrier sees.
+func inodes(ctx context.Context, top string, f *folder, visit func(path string, ino uint64, a attrs)) error {
+	fd, err := unix.Open(top, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		unix.Close(fd)
+		return err
+	}
+	visit("", st.Ino, attrsOf(&st))
+	return inodesBelow(ctx, fd, "", f, visit)
+}
+
+func inodesBelow(ctx context.Context, fd int, path string, f *folder, visit func(string, uint64, attrs)) error {
+	defer unix.Close(fd)
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	sub := 0
+	for i := range f.entries {
+		p := f.place(path, i, &sub)
+		var st unix.Stat_t
+		err := unix.Fstatat(fd, p.name, &st, unix.AT_SYMLINK_NOFOLLOW)
+		if err == unix.ENOENT {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		visit(p.path, st.Ino, attrsOf(&st))
+		if p.dir == nil {
+			continue
+		}
+		child, err := unix.Openat(fd, p.name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if err == unix.ENOENT {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if err := inodesBelow(ctx, child, p.path, p.dir, visit); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// beneath opens path below top without following any link, for looking only.
+func beneath(top, path string, flags int) (int, error) {
+	root, err := unix.Open(top, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(root)
+	path = strings.TrimPrefix(path, "/")
+	if path == "" {
+		path = "."
+	}
+	return unix.Openat2(root, path, &unix.OpenHow{
+		Flags:   uint64(flags | unix.O_CLOEXEC | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_NOATIME),
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV,
+	})
+}
+
+// sameFolder says that a directory found in two trees has equal metadata apart
+// from its times: those move with every entry, and also with entries that are
+// gone again. What can't be read is different.
+func sameFolder(top1, top2, path string) bool {
+	a, err := beneath(top1, path, unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(a)
+	b, err := beneath(top2, path, unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(b)
+	return sameMetadata(a, b)
+}
+
+func sameMetadata(a, b int) bool {
+	var s, t unix.Stat_t
+	if unix.Fstat(a, &s) != nil || unix.Fstat(b, &t) != nil {
+		return false
+	}
+	if s.Mode != t.Mode || s.Uid != t.Uid || s.Gid != t.Gid || s.Rdev != t.Rdev {
+		return false
+	}
+	x, err := xattrs(a)
+	if err != nil {
+		return false
+	}
+	y, err := xattrs(b)
+	if err != nil {
+		return false
+	}
+	return maps.Equal(x, y) && inodeFlags(a) == inodeFlags(b)
+}
+
+// chattrs are the flags of chattr that a btrfs file can be given; others tell how
+// a file system stores it.
+const chattrs = 0x8104fc
+
+func inodeFlags(fd int) int {
+	n, err := unix.IoctlGetInt(fd, unix.FS_IOC_GETFLAGS)
+	if err != nil {
+		return 0
+	}
+	return n & chattrs
+}
+
+// xattrs of an open file, without those that overlayfs keeps for itself.
+func xattrs(fd int) (map[string]string, error) {
+	n, err := unix.Flistxattr(fd, nil)
+	if err == unix.ENOTSUP || n == 0 && err == nil {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	names := make([]byte, n+256)
+	if n, err = unix.Flistxattr(fd, names); err != nil {
+		return nil, err
+	}
+	out := map[string]string{}
+	for name := range bytes.SplitSeq(names[:n], []byte{0}) {
+		if len(name) == 0 || bytes.HasPrefix(name, []byte("trusted.overlay.")) {
+			continue
+		}
+		value := make([]byte, 64<<10)
+		v, err := unix.Fgetxattr(fd, string(name), value)
+		if err != nil {
+			return nil, err
+		}
+		out[string(name)] = string(value[:v])
+	}
+	return out, nil
+}
+
+// sameAsBelow says that an entry which the upper layer has got shows what the
+// layer below shows anyway: it was copied up, for a change that came to nothing.
+// lower is the image's layers, lowest first. Files are compared up to limit bytes,
+// which are taken off it.
+func sameAsBelow(lower []string, upper, path string, dir bool, limit *int64) bool {
+	flags := unix.O_RDONLY
+	if dir {
+		flags |= unix.O_DIRECTORY
+	}
+	for i := len(lower) - 1; i >= 0; i-- {
+		below, err := beneath(lower[i], path, flags)
+		if err == unix.ENOENT || err == unix.ENOTDIR {
+			continue
+		}
+		if err != nil {
+			return false
+		}
+		defer unix.Close(below)
+		above, err := beneath(upper, path, flags)
+		if err != nil {
+			return false
+		}
+		defer unix.Close(above)
+		return sameMetadata(below, above) && (dir || sameContent(below, above, limit))
+	}
+	return false
+}
+
+func sameContent(a, b int, limit *int64) bool {
+	var s, t unix.Stat_t
+	if unix.Fstat(a, &s) != nil || unix.Fstat(b, &t) != nil {
+		return false
+	}
+	if s.Mode&unix.S_IFMT != unix.S_IFREG || s.Size != t.Size || s.Mtim != t.Mtim || t.Nlink != 1 {
+		return false
+	}
+	if *limit -= s.Size; *limit < 0 {
+		return false
+	}
+	x, y := make([]byte, 64<<10), make([]byte, 64<<10)
+	for off := int64(0); off < s.Size; {
+		n, err := unix.Pread(a, x, off)
+		if err != nil || n == 0 {
+			return false
+		}
+		for m := 0; m < n; {
+			k, err := unix.Pread(b, y[m:n], off+int64(m))
+			if err != nil || k == 0 {
+				return false
+			}
+			m += k
+		}
+		if !bytes.Equal(x[:n], y[:n]) {
+			return false
+		}
+		off += int64(n)
+	}
+	return true
+}

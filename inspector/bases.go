@@ -1,0 +1,92 @@
+package inspector
+
+import (
+	"context"
+	"sync"
+)
+
+// bases keeps the listings of snapshot folders, which never change, for all
+// sandboxes that were made from them.
+type bases struct {
+	mu   sync.Mutex
+	by   map[string]*base
+	used []string // least lately used first
+}
+
+// base is one snapshot's folder of changes. Its fields are filled when first
+// asked for, under mu.
+type base struct {
+	path string
+
+	mu    sync.Mutex
+	tree  *folder
+	attrs map[uint64]attrs
+	// like is a listing that may share directories, as they were at settled.
+	like    *folder
+	settled int64
+}
+
+// maxBases bounds memory: a listing of 20,000 names is about 1.5 MB, and most of
+// it is shared with the listing it was made from.
+const maxBases = 64
+
+func newBases() *bases { return &bases{by: map[string]*base{}} }
+
+func (b *bases) get(path string) *base {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i, p := range b.used {
+		if p == path {
+			b.used = append(append(b.used[:i:i], b.used[i+1:]...), path)
+			return b.by[path]
+		}
+	}
+	if len(b.used) == maxBases {
+		delete(b.by, b.used[0])
+		b.used = b.used[1:]
+	}
+	n := &base{path: path}
+	b.by[path], b.used = n, append(b.used, path)
+	return n
+}
+
+// hint offers a listing of the folder that the snapshot was made of.
+func (b *base) hint(like *folder, settled int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.tree == nil && like != nil {
+		b.like, b.settled = like, settled
+	}
+}
+
+// list returns the tree.
+func (b *base) list(ctx context.Context, max int) (*folder, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.tree != nil {
+		return b.tree, nil
+	}
+	l := lister{ctx: ctx, settled: b.settled, left: max}
+	tree, err := l.list(b.path, b.like)
+	if err != nil {
+		return nil, err
+	}
+	b.tree, b.like = tree, nil
+	return tree, nil
+}
+
+// inodes returns the attributes of every inode of the listed tree.
+func (b *base) inodes(ctx context.Context, tree *folder) (map[uint64]attrs, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.attrs != nil {
+		return b.attrs, nil
+	}
+	all := map[uint64]attrs{}
+	err := inodes(ctx, b.path, tree, func(_ string, ino uint64, a attrs) { all[ino] = a })
+	if err != nil {
+		return nil, err
+	}
+	b.attrs = all
+	return all, nil
+}

@@ -1,0 +1,339 @@
+package inspector
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/boxwood-rl/boxwood/internal/btrfs"
+	"github.com/boxwood-rl/boxwood/internal/testenv"
+)
+
+// host is what all tests of this package share: a btrfs on a loop file, the
+// program that does things, and a parent control group.
+type host struct {
+	pool, ways, cgroup string
+	undo               []func()
+}
+
+var (
+	theHost  *host
+	hostOnce sync.Once
+	boxes    atomic.Int32
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if theHost != nil {
+		theHost.close()
+	}
+	os.Exit(code)
+}
+
+func (h *host) close() {
+	for i := len(h.undo) - 1; i >= 0; i-- {
+		h.undo[i]()
+	}
+}
+
+func mustHost(t testing.TB) *host {
+	t.Helper()
+	testenv.Require(t, testenv.Root, testenv.BPF, testenv.Btrfs, testenv.Program("gcc"))
+	hostOnce.Do(func() {
+		theHost = &host{}
+		if err := theHost.open(); err != nil {
+			theHost.close()
+			t.Fatal(err)
+		}
+	})
+	return theHost
+}
+
+func run(name string, args ...string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, name, args...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s %v: %w: %s", name, args, err, out)
+	}
+	return nil
+}
+
+func (h *host) open() error {
+	dir, err := os.MkdirTemp("", "boxwood-inspector-")
+	if err != nil {
+		return err
+	}
+	h.undo = append(h.undo, func() { os.RemoveAll(dir) })
+	h.ways = filepath.Join(dir, "ways")
+	if err := run("gcc", "-O1", "-w", "-static", "-pthread", "-o", h.ways, "testdata/ways.c"); err != nil {
+		return err
+	}
+	img := filepath.Join(dir, "img")
+	h.pool = filepath.Join(dir, "pool")
+	if err := os.Mkdir(h.pool, 0o755); err != nil {
+		return err
+	}
+	if err := run("truncate", "-s", "2G", img); err != nil {
+		return err
+	}
+	if err := run("mkfs.btrfs", "-q", "-m", "single", img); err != nil {
+		return err
+	}
+	if err := run("mount", "-o", "loop,noatime,nobarrier", img, h.pool); err != nil {
+		return err
+	}
+	h.undo = append(h.undo, func() { unix.Unmount(h.pool, unix.MNT_DETACH) })
+	root, err := cgroupRoot()
+	if err != nil {
+		return err
+	}
+	h.cgroup = filepath.Join(root, fmt.Sprintf("boxwood-inspector-test-%d", os.Getpid()))
+	if err := os.Mkdir(h.cgroup, 0o755); err != nil {
+		return err
+	}
+	h.undo = append(h.undo, func() { os.Remove(h.cgroup) })
+	return nil
+}
+
+// box is a stand-in for a sandbox: an overlay of the host's root and a clone of a
+// snapshot, and a control group that turns run in.
+type box struct {
+	t       testing.TB
+	h       *host
+	name    string
+	root    string
+	subvol  string
+	cgroup  string // .../run
+	fd      *os.File
+	subject Subject
+	snaps   int
+}
+
+// mustBox makes one. seed fills the upper folder before the base is taken.
+func mustBox(t testing.TB, seed func(upper string)) *box {
+	t.Helper()
+	h := mustHost(t)
+	b := &box{t: t, h: h, name: fmt.Sprintf("b%d", boxes.Add(1))}
+	pool := b.mustOpen(h.pool)
+	b.subvol = filepath.Join(h.pool, b.name)
+	b.must(btrfs.Create(pool, b.name+"-seed"))
+	seedDir := filepath.Join(h.pool, b.name+"-seed")
+	for _, d := range []string{"upper/w/d", "upper/w/e", "work"} {
+		b.must(os.MkdirAll(filepath.Join(seedDir, d), 0o755))
+	}
+	b.must(run("cp", h.ways, filepath.Join(seedDir, "upper/ways")))
+	w := filepath.Join(seedDir, "upper/w")
+	for name, content := range map[string]string{
+		"old": strings.Repeat("a", 8192), "other": strings.Repeat("b", 8192),
+		"big": strings.Repeat("c", 1<<20), "empty": "", "x": "x", "d/f": "f",
+	} {
+		b.must(os.WriteFile(filepath.Join(w, name), []byte(content), 0o644))
+	}
+	b.must(unix.Setxattr(filepath.Join(w, "x"), "user.k", []byte("v"), 0))
+	if seed != nil {
+		seed(filepath.Join(seedDir, "upper"))
+	}
+	src := b.mustOpen(seedDir)
+	b.must(btrfs.Sync(src))
+	base := b.name + "-base0"
+	b.must(btrfs.Snapshot(pool, base, src, true))
+	b.must(btrfs.Snapshot(pool, b.name, src, false))
+	src.Close()
+	b.must(btrfs.Destroy(pool, b.name+"-seed"))
+	t.Cleanup(func() {
+		btrfs.Destroy(pool, base)
+		btrfs.Destroy(pool, b.name)
+		pool.Close()
+	})
+	b.mount()
+	b.group()
+	sub := b.mustOpen(b.subvol)
+	id, err := btrfs.ID(sub)
+	b.must(err)
+	sub.Close()
+	var st unix.Stat_t
+	b.must(unix.Stat(b.cgroup, &st))
+	b.subject = Subject{
+		Cgroup: st.Ino, Upper: b.subvol + "/upper", Subvolume: id,
+		Base: filepath.Join(h.pool, base, "upper"), Lower: []string{"/"}, Survivors: b.survivors,
+	}
+	// A change in the tick of the base's last change can't be told from it.
+	for made := stamp(); stamp() == made; {
+		runtime.Gosched()
+	}
+	return b
+}
+
+func (b *box) must(err error) {
+	b.t.Helper()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *box) mustOpen(path string) *os.File {
+	b.t.Helper()
+	f, err := os.Open(path)
+	b.must(err)
+	return f
+}
+
+func (b *box) mount() {
+	b.root = b.subvol + "-root"
+	b.must(os.Mkdir(b.root, 0o755))
+	b.must(unix.Mount("overlay", b.root, "overlay", unix.MS_NOATIME,
+		fmt.Sprintf("lowerdir=/,upperdir=%s/upper,workdir=%s/work,redirect_dir=on,metacopy=off,index=off,volatile", b.subvol, b.subvol)))
+	b.t.Cleanup(func() {
+		unix.Unmount(b.root, unix.MNT_DETACH)
+		os.Remove(b.root)
+	})
+	for _, m := range [][2]string{{"/dev", "/dev"}, {"/proc", "/proc"}} {
+		b.must(unix.Mount(m[0], b.root+m[1], "", unix.MS_BIND, ""))
+		b.t.Cleanup(func() { unix.Unmount(b.root+m[1], unix.MNT_DETACH) })
+	}
+}
+
+func (b *box) group() {
+	slot := filepath.Join(b.h.cgroup, b.name)
+	b.cgroup = filepath.Join(slot, "run")
+	b.must(os.MkdirAll(b.cgroup, 0o755))
+	f, err := os.Open(b.cgroup)
+	b.must(err)
+	b.fd = f
+	b.t.Cleanup(func() {
+		f.Close()
+		b.kill()
+		os.Remove(b.cgroup)
+		os.Remove(slot)
+	})
+}
+
+// kill ends everything in the box and waits until it is gone.
+func (b *box) kill() {
+	os.WriteFile(filepath.Join(b.cgroup, "cgroup.kill"), []byte("1"), 0)
+	events := filepath.Join(b.cgroup, "cgroup.events")
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+	if err != nil {
+		return
+	}
+	defer unix.Close(fd)
+	unix.InotifyAddWatch(fd, events, unix.IN_MODIFY)
+	for range 100 {
+		data, _ := os.ReadFile(events)
+		if !strings.Contains(string(data), "populated 1") {
+			return
+		}
+		unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 100)
+		unix.Read(fd, make([]byte, 4096))
+	}
+}
+
+func (b *box) survivors() ([]Survivor, error) {
+	data, err := os.ReadFile(filepath.Join(b.cgroup, "cgroup.procs"))
+	if err != nil {
+		return nil, err
+	}
+	var out []Survivor
+	for _, f := range strings.Fields(string(data)) {
+		pid, err := strconv.Atoi(f)
+		if err != nil {
+			return nil, err
+		}
+		cmdline, _ := os.ReadFile("/proc/" + f + "/cmdline")
+		out = append(out, Survivor{PID: pid, Cmdline: cmdline})
+	}
+	return out, nil
+}
+
+// turn runs a program in the box to its end, in fresh uts, ipc, net and mount
+// namespaces, and fails the test if the program does.
+func (b *box) turn(argv ...string) {
+	b.t.Helper()
+	out, err := b.try(argv...)
+	if err != nil {
+		b.t.Fatalf("%v: %v: %s", argv, err, out)
+	}
+}
+
+func (b *box) try(argv ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Err = nil // the path is one of the box
+	cmd.Dir = "/w"
+	cmd.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME=/w"}
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Chroot: b.root, UseCgroupFD: true, CgroupFD: int(b.fd.Fd()),
+		Cloneflags: unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWNET | unix.CLONE_NEWNS,
+	}
+	var out strings.Builder
+	r, w, err := os.Pipe()
+	b.must(err)
+	cmd.Stdout, cmd.Stderr = w, w
+	if err := cmd.Start(); err != nil {
+		r.Close()
+		w.Close()
+		return "", err
+	}
+	w.Close()
+	err = cmd.Wait() // the pipe may stay open: a survivor holds it
+	r.SetReadDeadline(time.Now())
+	buf := make([]byte, 64<<10)
+	n, _ := r.Read(buf)
+	out.Write(buf[:n])
+	r.Close()
+	return out.String(), err
+}
+
+// snapshot takes the next base, as a capture would.
+func (b *box) snapshot() string {
+	b.t.Helper()
+	b.snaps++
+	name := fmt.Sprintf("%s-base%d", b.name, b.snaps)
+	pool, src := b.mustOpen(b.h.pool), b.mustOpen(b.subvol)
+	defer pool.Close()
+	defer src.Close()
+	b.must(btrfs.Snapshot(pool, name, src, true))
+	b.t.Cleanup(func() {
+		pool, err := os.Open(b.h.pool)
+		if err == nil {
+			btrfs.Destroy(pool, name)
+			pool.Close()
+		}
+	})
+	return filepath.Join(b.h.pool, name, "upper")
+}
+
+func mustKernel(t testing.TB, o Options) *Kernel {
+	t.Helper()
+	mustHost(t)
+	k, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { k.Close() })
+	return k
+}
+
+func mustWatch(t testing.TB, k *Kernel, b *box) Watch {
+	t.Helper()
+	w, err := k.Watch(b.subject)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(w.Close)
+	return w
+}

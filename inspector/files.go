@@ -1,0 +1,224 @@
+package inspector
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/boxwood-rl/boxwood/tree"
+)
+
+// comparison is what the last comparison of upper with the base found. It stays
+// true until the kernel side flags something new.
+type comparison struct {
+	names []tree.Effect       // names that differ
+	metas map[string]metadata // inodes that differ, by path
+}
+
+type metadata struct {
+	kind  tree.EffectKind
+	ctime int64
+}
+
+// judgeFiles decides the file half. Flags come first, since most turns set none;
+// names and attributes are compared only when a flag asks for it.
+//
+// epoch are all flags since the epoch began, fresh those since the last barrier.
+func (w *watch) judgeFiles(ctx context.Context, epoch, fresh flag, all, turn *finding) {
+	if epoch&fileFlags == 0 {
+		return
+	}
+	w.judgeOld(all, turn)
+	if fresh&(sawNames|sawMeta|sawNewMeta) != 0 || w.stale {
+		was := w.files
+		if err := w.compare(ctx, epoch, turn); err != nil {
+			w.stale = true
+			w.files = was
+			all.file("the files can't be compared: " + err.Error())
+			turn.file("")
+			return
+		}
+		w.stale = false
+		w.fresh(was, turn)
+	}
+	if n := len(w.files.names) + len(w.files.metas); n > 0 {
+		all.file(plural(n, "file differs", "files differ"))
+	}
+}
+
+// judgeOld deals with inodes that are older than the epoch and were changed. Even
+// if the change is undone, its time has moved.
+func (w *watch) judgeOld(all, turn *finding) {
+	n := atomic.LoadUint32(&w.box.Ninodes)
+	from := atomic.LoadUint32(&w.box.TurnFrom)
+	kept := min(n, uint32(len(w.box.Inodes)))
+	changed := 0
+	told := map[uint64]bool{}
+	for i := range kept {
+		ino := atomic.LoadUint64(&w.box.Inodes[i])
+		path, aside, ok := "", false, false
+		if ino != 0 { // 0: counted, but not yet written by its task
+			path, aside, ok = where(w.subject.Upper, ino)
+		}
+		if ok && aside {
+			continue // overlayfs's own folder
+		}
+		changed++
+		if i < from || told[ino] {
+			continue
+		}
+		told[ino] = true
+		if !ok {
+			path = fmt.Sprintf("inode %d", ino)
+		}
+		turn.files = true
+		turn.effect(tree.FileChanged, []byte(path), "")
+	}
+	if n > kept {
+		changed += int(n - kept)
+		if from < n {
+			turn.files = true
+			turn.count += int64(n - max(kept, from))
+		}
+	}
+	if changed > 0 {
+		all.file(plural(changed, "older file changed", "older files changed"))
+	}
+}
+
+// compare lists upper and finds what differs from the base.
+func (w *watch) compare(ctx context.Context, epoch flag, turn *finding) error {
+	base, err := w.base.list(ctx, w.k.opts.MaxEntries)
+	if err != nil {
+		return err
+	}
+	at := stamp()
+	like, settled := w.seen, w.seenAt
+	if like == nil {
+		like, settled = base, w.began
+	}
+	l := lister{ctx: ctx, settled: settled, left: w.k.opts.MaxEntries}
+	live, err := l.list(w.subject.Upper, like)
+	if err != nil {
+		return err
+	}
+	w.seen, w.seenAt = live, at
+	w.files = comparison{names: w.namesThatDiffer(compare(base, live), epoch)}
+	if epoch&sawMeta != 0 {
+		return w.compareAttrs(ctx, base, live)
+	}
+	return nil
+}
+
+func (w *watch) namesThatDiffer(d difference, epoch flag) []tree.Effect {
+	var out []tree.Effect
+	add := func(kind tree.EffectKind, path, detail string) {
+		out = append(out, tree.Effect{Kind: kind, Subject: []byte(path), Detail: detail})
+	}
+	limit := int64(4 << 20)
+	for _, m := range d.moved {
+		add(tree.FileRenamed, m[1].path, "from "+strconv.Quote(m[0].path))
+	}
+	for _, p := range d.replaced {
+		add(tree.FileChanged, p.path, "")
+	}
+	for _, p := range d.come {
+		switch {
+		case p.kind == unix.DT_CHR: // a whiteout
+			add(tree.FileDeleted, p.path, "")
+		case !w.onlyCopiedUp(p, epoch, &limit):
+			add(tree.FileCreated, p.path, "")
+		}
+	}
+	for _, p := range d.gone {
+		if p.kind == unix.DT_CHR && slices.ContainsFunc(out, func(e tree.Effect) bool { return string(e.Subject) == p.path }) {
+			continue // a whiteout that made room for what is told already
+		}
+		add(tree.FileDeleted, p.path, "")
+	}
+	return out
+}
+
+// onlyCopiedUp says that a new entry of upper shows what the image showed. Making
+// a file in a directory of the image, even one that is deleted again, leaves a copy
+// of that directory behind.
+func (w *watch) onlyCopiedUp(p place, epoch flag, limit *int64) bool {
+	if p.dir == nil {
+		return p.kind == unix.DT_REG && sameAsBelow(w.subject.Lower, w.subject.Upper, p.path, false, limit)
+	}
+	if p.dir.marks != copiedUp {
+		return false
+	}
+	if epoch&(sawMeta|sawNewMeta) == 0 {
+		return true
+	}
+	return sameAsBelow(w.subject.Lower, w.subject.Upper, p.path, true, limit)
+}
+
+// compareAttrs finds inodes of the base that changed in any way. An inode whose
+// time of change is the base's hasn't, unless that time is too near to the epoch's
+// beginning to tell.
+func (w *watch) compareAttrs(ctx context.Context, base, live *folder) error {
+	old, err := w.base.inodes(ctx, base)
+	if err != nil {
+		return err
+	}
+	w.files.metas = map[string]metadata{}
+	return inodes(ctx, w.subject.Upper, live, func(path string, ino uint64, is attrs) {
+		was, ok := old[ino]
+		if !ok || is.ctime == was.ctime && is.ctime < w.began {
+			return
+		}
+		kind := tree.FileMetadata
+		if is.mode&unix.S_IFMT == unix.S_IFDIR {
+			if is.mode == was.mode && is.uid == was.uid && is.gid == was.gid &&
+				sameFolder(w.base.path, w.subject.Upper, path) {
+				return
+			}
+		} else if is.size != was.size || is.mtime != was.mtime {
+			kind = tree.FileChanged
+		}
+		if path == "" {
+			path = "/"
+		}
+		w.files.metas[path] = metadata{kind, is.ctime}
+	})
+}
+
+// fresh reports what the last comparison found and the one before didn't.
+func (w *watch) fresh(was comparison, turn *finding) {
+	before := map[string]tree.EffectKind{}
+	for _, e := range was.names {
+		before[string(e.Subject)] = e.Kind
+	}
+	for _, e := range w.files.names {
+		path := string(e.Subject)
+		if kind, ok := before[path]; ok {
+			delete(before, path)
+			if kind == e.Kind {
+				continue
+			}
+		}
+		turn.files = true
+		turn.effect(e.Kind, e.Subject, e.Detail)
+	}
+	for path, kind := range before {
+		// It differed before and no longer does: undone, which is a change of this turn.
+		turn.files = true
+		undone := tree.FileDeleted
+		if kind == tree.FileDeleted {
+			undone = tree.FileCreated
+		}
+		turn.effect(undone, []byte(path), "")
+	}
+	for path, m := range w.files.metas {
+		if was.metas[path] != m {
+			turn.files = true
+			turn.effect(m.kind, []byte(path), "")
+		}
+	}
+}

@@ -1,0 +1,58 @@
+package inspector
+
+import "fmt"
+
+// flag is what the kernel side saw of one sandbox; bpf/inspector.bpf.c says when
+// each is set.
+type flag uint64
+
+const (
+	sawNames flag = 1 << iota
+	sawMeta
+	sawOld
+	sawOutside
+	sawUnknown
+	sawLost
+	sawObject
+	sawProc
+	sawReach
+	sawExternal
+	sawURing
+	sawNewMeta
+)
+
+const (
+	// eitherHalf can't be told apart further: both count as changed.
+	eitherHalf = sawOutside | sawUnknown | sawLost | sawURing
+	fileFlags  = sawNames | sawMeta | sawOld | eitherHalf
+)
+
+// reason is what a flag means to a person; nr is the call that set it last.
+func (f flag) reason(nr uint32) string {
+	switch f {
+	case sawOutside:
+		return "a file outside the sandbox's own file system changed (" + callName(nr) + ")"
+	case sawUnknown:
+		return "a call that isn't understood: " + callName(nr)
+	case sawLost:
+		return "lost"
+	case sawObject:
+		return "a kernel object changed: " + callName(nr)
+	case sawProc:
+		return "a write to /proc or /sys"
+	case sawReach:
+		return "pid 1 or a group was altered: " + callName(nr)
+	case sawURing:
+		return "io_uring or kernel AIO was used"
+	}
+	return fmt.Sprintf("flag %#x", uint64(f))
+}
+
+func callName(nr uint32) string {
+	for _, c := range calls {
+		if c.nr == int(nr) {
+			return c.name
+		}
+	}
+	return fmt.Sprintf("call %d", int32(nr))
+}

@@ -1,0 +1,283 @@
+package inspector
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"github.com/boxwood-rl/boxwood/bpf"
+	"github.com/boxwood-rl/boxwood/internal/fault"
+)
+
+// Options of a Kernel.
+type Options struct {
+	// MaxEntries bounds how many directory entries one barrier compares; past it
+	// the files count as changed. 0: 200,000.
+	MaxEntries int
+	// blind makes the programs miss a class of events. Only tests set it.
+	blind uint32
+}
+
+// Kernel is the Inspector of this host: programs that are loaded once, and one
+// slot of shared memory per watched sandbox. Safe for concurrent use.
+type Kernel struct {
+	opts  Options
+	objs  bpf.InspectorObjects
+	links []link.Link
+	progs []*ebpf.Program
+	mem   []byte
+	bases *bases
+
+	missed atomic.Uint64 // recursion misses of the programs, as last read
+	gone   atomic.Uint64 // lost events of watches that are closed
+
+	mu      sync.Mutex
+	free    []uint32 // slots, reused in turn: a late event must not hit a new watch
+	watches map[*watch]struct{}
+	level   uint32
+	closed  bool
+}
+
+const boxSize = unsafe.Sizeof(bpf.InspectorBox{})
+
+// Open loads the programs and attaches them. Nothing is watched yet.
+func Open(o Options) (*Kernel, error) {
+	if o.MaxEntries == 0 {
+		o.MaxEntries = 200_000
+	}
+	k := &Kernel{opts: o, bases: newBases(), watches: map[*watch]struct{}{}}
+	if err := k.load(); err != nil {
+		k.Close()
+		return nil, err
+	}
+	return k, nil
+}
+
+// optional programs and the tracepoints they need: without one, the rule that
+// stands in for it is stricter (see docs/INSPECTOR.md, "Kernels").
+var optional = []struct{ program, tracepoint, variable string }{
+	{bpf.InspectorProgDirectIo, "iomap_dio_rw_begin", bpf.InspectorVarHaveDio},
+	{bpf.InspectorProgCapable, "cap_capable", bpf.InspectorVarHaveCap},
+}
+
+func (k *Kernel) load() error {
+	spec, err := bpf.LoadInspector()
+	if err != nil {
+		return fmt.Errorf("reading the programs: %w", err)
+	}
+	var classes [512]uint16
+	for _, c := range calls {
+		classes[c.nr] = uint16(c.class | bitNamed)
+	}
+	if err := errors.Join(
+		spec.Variables[bpf.InspectorVarCalls].Set(classes),
+		spec.Variables[bpf.InspectorVarBlind].Set(k.opts.blind),
+	); err != nil {
+		return fmt.Errorf("setting the table of calls: %w", err)
+	}
+	kernel, err := btf.LoadKernelSpec()
+	if err != nil {
+		return unsupported("its type information (BTF) can't be read", err)
+	}
+	for _, o := range optional {
+		var t *btf.Typedef
+		there := kernel.TypeByName("btf_trace_"+o.tracepoint, &t) == nil
+		if err := spec.Variables[o.variable].Set(there); err != nil {
+			return fmt.Errorf("setting %s: %w", o.variable, err)
+		}
+		if !there {
+			// The generated struct wants every program, so it stays as one that
+			// does nothing on a tracepoint that is there.
+			p := spec.Programs[o.program]
+			p.AttachTo = "sched_process_exit"
+			p.Instructions = inert()
+		}
+	}
+	if err := spec.LoadAndAssign(&k.objs, nil); err != nil {
+		return unsupported("it refuses the programs", err)
+	}
+	k.progs = []*ebpf.Program{
+		k.objs.DirtyFolio, k.objs.DirectIo, k.objs.InodeNew, k.objs.Transaction,
+		k.objs.Uring, k.objs.Capable, k.objs.SysExit,
+	}
+	for _, p := range k.progs {
+		l, err := link.AttachTracing(link.TracingOptions{Program: p})
+		if err != nil {
+			return unsupported("it refuses to attach "+p.String(), err)
+		}
+		k.links = append(k.links, l)
+	}
+	n := k.objs.Boxes.MaxEntries()
+	k.mem, err = unix.Mmap(k.objs.Boxes.FD(), 0, int(n)*int(boxSize), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return fmt.Errorf("mapping the boxes: %w", err)
+	}
+	for i := range n {
+		k.free = append(k.free, i)
+	}
+	return nil
+}
+
+func unsupported(why string, err error) error {
+	return fault.New(fault.Unsupported, "inspector", "this kernel can't be watched: %s: %w", why, err).
+		WithHint("Boxwood needs root, BTF and raw tracepoints (Linux 6.6 or later is tested)")
+}
+
+// Supported says why this host can't be watched, or nil. It loads and attaches
+// the programs, because nothing less proves it.
+func Supported() error {
+	k, err := Open(Options{})
+	if err != nil {
+		return err
+	}
+	return k.Close()
+}
+
+// Watch begins an epoch for a sandbox. It costs one map update.
+func (k *Kernel) Watch(s Subject) (Watch, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.closed {
+		return nil, fault.New(fault.Unavailable, "inspector", "the inspector is closed")
+	}
+	if k.level == 0 {
+		level, err := levelOf(s.Cgroup)
+		if err != nil {
+			return nil, err
+		}
+		if err := k.objs.Level.Set(level); err != nil {
+			return nil, fmt.Errorf("setting the level of the control groups: %w", err)
+		}
+		k.level = level
+	}
+	if len(k.free) == 0 {
+		return nil, fault.New(fault.Exhausted, "watches", "%d sandboxes are watched, which is all there is room for", len(k.watches))
+	}
+	slot := k.free[0]
+	w := newWatch(k, s, slot)
+	if err := k.objs.Slots.Update(&s.Cgroup, &slot, ebpf.UpdateNoExist); err != nil {
+		return nil, fault.New(fault.Internal, "inspector", "watching control group %d: %w", s.Cgroup, err)
+	}
+	k.free = k.free[1:]
+	k.watches[w] = struct{}{}
+	return w, nil
+}
+
+func (k *Kernel) box(slot uint32) *bpf.InspectorBox {
+	return (*bpf.InspectorBox)(unsafe.Pointer(&k.mem[uintptr(slot)*boxSize]))
+}
+
+func (k *Kernel) drop(w *watch) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if _, ok := k.watches[w]; !ok {
+		return
+	}
+	delete(k.watches, w)
+	k.gone.Add(atomic.LoadUint64(&w.box.Lost))
+	_ = k.objs.Slots.Delete(&w.subject.Cgroup)
+	k.free = append(k.free, w.slot)
+}
+
+// misses counts runs of a program that the kernel skipped because the same
+// program was running on that CPU. They belong to no sandbox: every watch whose
+// epoch saw the number grow has lost something.
+func (k *Kernel) misses() (uint64, error) {
+	var sum uint64
+	for _, p := range k.progs {
+		s, err := p.Stats()
+		if err != nil {
+			return 0, err
+		}
+		sum += s.RecursionMisses
+	}
+	k.missed.Store(sum)
+	return sum, nil
+}
+
+// LostEvents counts what was lost since Open.
+func (k *Kernel) LostEvents() uint64 {
+	missed, err := k.misses()
+	if err != nil {
+		missed = k.missed.Load()
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	sum := missed + k.gone.Load()
+	for w := range k.watches {
+		sum += atomic.LoadUint64(&w.box.Lost)
+	}
+	return sum
+}
+
+// Close detaches the programs. Watches that are still there report changed.
+func (k *Kernel) Close() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.closed {
+		return nil
+	}
+	k.closed = true
+	for w := range k.watches {
+		w.orphaned.Store(true)
+	}
+	var errs []error
+	for _, l := range k.links {
+		errs = append(errs, l.Close())
+	}
+	errs = append(errs, k.objs.Close())
+	// The mapping stays: a watch may be reading it, and it ends with the process.
+	return errors.Join(errs...)
+}
+
+// levelOf finds how deep a control group lies by looking for its id: on cgroup v2
+// the id is the inode number of its folder. Done once, at the first Watch.
+func levelOf(id uint64) (uint32, error) {
+	root, err := cgroupRoot()
+	if err != nil {
+		return 0, err
+	}
+	var level uint32
+	found := errors.New("found")
+	err = filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
+		if err != nil || !d.IsDir() {
+			return nil // groups come and go
+		}
+		var st unix.Stat_t
+		if unix.Stat(path, &st) == nil && st.Ino == id {
+			rel, _ := filepath.Rel(root, path)
+			level = uint32(strings.Count(rel, "/") + 1)
+			return found
+		}
+		return nil
+	})
+	if !errors.Is(err, found) {
+		return 0, fault.New(fault.Invalid, "cgroup", "there is no control group with id %d below %s", id, root)
+	}
+	return level, nil
+}
+
+// cgroupRoot is where the v2 hierarchy is mounted, on pure v2 and hybrid hosts.
+func cgroupRoot() (string, error) {
+	data, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		return "", fmt.Errorf("finding cgroup v2: %w", err)
+	}
+	for line := range strings.Lines(string(data)) {
+		if f := strings.Fields(line); len(f) > 2 && f[2] == "cgroup2" {
+			return f[1], nil
+		}
+	}
+	return "", fault.New(fault.Unsupported, "cgroup", "no cgroup v2 hierarchy is mounted").
+		WithHint("mount -t cgroup2 none /sys/fs/cgroup/unified")
+}

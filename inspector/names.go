@@ -1,0 +1,316 @@
+package inspector
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sort"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// folder is one directory as it was when it was listed. It is a constant: two
+// listings that found the same share it, so equal pointers mean equal subtrees.
+type folder struct {
+	ino     uint64
+	ctime   int64
+	entries []entry   // by name
+	subs    []*folder // of the entries that are directories, in their order
+	marks   overlayMarks
+}
+
+type entry struct {
+	name string
+	ino  uint64
+	kind uint8 // unix.DT_*
+}
+
+// overlayMarks are what overlayfs has written on a directory.
+type overlayMarks uint8
+
+const (
+	copiedUp   overlayMarks = 1 << iota // it was made to hold a change below it
+	hidesLower                          // opaque
+	redirected
+)
+
+var errTooMany = errors.New("there are too many files to compare")
+
+// lister lists a tree, reusing what it can of an earlier listing.
+type lister struct {
+	ctx context.Context
+	// settled is the stamp of the earlier listing: a directory whose time of change
+	// is older, and still the same, has the same entries.
+	settled int64
+	left    int // entries that may still be read or walked
+}
+
+// stamp is the time that the kernel would at least give to a change made now. It
+// ticks every few milliseconds, so a time of change at or after a stamp may stand
+// for several changes, some before and some after. One before it can't.
+func stamp() int64 {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &t); err != nil {
+		return 0 // nothing is settled
+	}
+	return t.Nano()
+}
+
+func (l *lister) list(path string, was *folder) (*folder, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	return l.walk(fd, was)
+}
+
+// walk lists the directory open at fd, and closes it.
+func (l *lister) walk(fd int, was *folder) (*folder, error) {
+	defer unix.Close(fd)
+	if err := l.ctx.Err(); err != nil {
+		return nil, err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, err
+	}
+	f := &folder{ino: st.Ino, ctime: st.Ctim.Nano()}
+	same := was != nil && was.ino == f.ino && was.ctime == f.ctime && f.ctime < l.settled
+	if same {
+		f.entries, f.marks = was.entries, was.marks
+	} else {
+		var err error
+		if f.entries, err = readNames(fd); err != nil {
+			return nil, err
+		}
+		f.marks = marksOf(fd)
+	}
+	if l.left -= 1 + len(f.entries); l.left < 0 {
+		return nil, errTooMany
+	}
+	for _, e := range f.entries {
+		if e.kind != unix.DT_DIR {
+			continue
+		}
+		sub, err := l.sub(fd, e, was)
+		if err != nil {
+			return nil, err
+		}
+		f.subs = append(f.subs, sub)
+	}
+	if same && slices.Equal(f.subs, was.subs) {
+		return was, nil
+	}
+	return f, nil
+}
+
+func (l *lister) sub(fd int, e entry, was *folder) (*folder, error) {
+	child, err := unix.Openat(fd, e.name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	return l.walk(child, was.sub(e.name))
+}
+
+// sub finds a directory below f, or nil. It works on nil.
+func (f *folder) sub(name string) *folder {
+	if f == nil {
+		return nil
+	}
+	i := sort.Search(len(f.entries), func(i int) bool { return f.entries[i].name >= name })
+	if i == len(f.entries) || f.entries[i].name != name || f.entries[i].kind != unix.DT_DIR {
+		return nil
+	}
+	n := 0
+	for _, e := range f.entries[:i] {
+		if e.kind == unix.DT_DIR {
+			n++
+		}
+	}
+	return f.subs[n]
+}
+
+func readNames(fd int) ([]entry, error) {
+	var out []entry
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := unix.ReadDirent(fd, buf)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if n == 0 {
+			break
+		}
+		for b := buf[:n]; len(b) > 0; {
+			// struct linux_dirent64: ino u64, off s64, reclen u16, type u8, name
+			d := (*unix.Dirent)(unsafe.Pointer(&b[0]))
+			name := b[19:d.Reclen]
+			for i, c := range name {
+				if c == 0 {
+					name = name[:i]
+					break
+				}
+			}
+			if s := string(name); s != "." && s != ".." {
+				out = append(out, entry{name: s, ino: d.Ino, kind: d.Type})
+			}
+			b = b[d.Reclen:]
+		}
+	}
+	slices.SortFunc(out, func(a, b entry) int {
+		if a.name < b.name {
+			return -1
+		}
+		return 1
+	})
+	return out, nil
+}
+
+func marksOf(fd int) (m overlayMarks) {
+	for _, x := range []struct {
+		name string
+		mark overlayMarks
+	}{
+		{"trusted.overlay.origin", copiedUp},
+		{"trusted.overlay.opaque", hidesLower},
+		{"trusted.overlay.redirect", redirected},
+	} {
+		if _, err := unix.Fgetxattr(fd, x.name, nil); err == nil {
+			m |= x.mark
+		}
+	}
+	return m
+}
+
+// place is a name in one of two listings that are compared.
+type place struct {
+	path   string
+	parent uint64
+	entry
+	dir *folder
+}
+
+// difference of two listings: names only in the first, only in the second, in
+// both but for other inodes, and moved.
+type difference struct {
+	gone, come, replaced []place
+	moved                [][2]place
+}
+
+func compare(was, is *folder) difference {
+	var d difference
+	d.folders("", was, is)
+	d.match()
+	return d
+}
+
+func (d *difference) folders(path string, was, is *folder) {
+	if was == is {
+		return
+	}
+	i, j, si, sj := 0, 0, 0, 0
+	for i < len(was.entries) || j < len(is.entries) {
+		var before, after int
+		if i < len(was.entries) && (j == len(is.entries) || was.entries[i].name <= is.entries[j].name) {
+			before = 1
+		}
+		if j < len(is.entries) && (i == len(was.entries) || is.entries[j].name <= was.entries[i].name) {
+			after = 1
+		}
+		var p, q place
+		if before == 1 {
+			p = was.place(path, i, &si)
+		}
+		if after == 1 {
+			q = is.place(path, j, &sj)
+		}
+		switch {
+		case after == 0:
+			d.gone = all(d.gone, p)
+		case before == 0:
+			d.come = all(d.come, q)
+		case p.ino == q.ino && p.kind == q.kind:
+			if p.dir != nil {
+				d.folders(q.path, p.dir, q.dir)
+			}
+		case p.dir == nil && q.dir == nil && p.kind != unix.DT_CHR && q.kind != unix.DT_CHR:
+			d.replaced = append(d.replaced, q)
+			d.gone = append(d.gone, p)
+		default:
+			d.gone = all(d.gone, p)
+			d.come = all(d.come, q)
+		}
+		i += before
+		j += after
+	}
+}
+
+// place is entry i of f; nextSub counts its directories.
+func (f *folder) place(path string, i int, nextSub *int) place {
+	p := place{path: path + "/" + f.entries[i].name, parent: f.ino, entry: f.entries[i]}
+	if p.kind == unix.DT_DIR {
+		p.dir = f.subs[*nextSub]
+		*nextSub++
+	}
+	return p
+}
+
+// all appends p and everything below it.
+func all(out []place, p place) []place {
+	out = append(out, p)
+	if p.dir != nil {
+		sub := 0
+		for i := range p.dir.entries {
+			out = all(out, p.dir.place(p.path, i, &sub))
+		}
+	}
+	return out
+}
+
+// match finds what was moved: the same inode, gone from one name and come to
+// another. What only moved along with its directory isn't told.
+func (d *difference) match() {
+	if len(d.gone) == 0 {
+		return
+	}
+	from := map[uint64]int{}
+	for i, p := range d.gone {
+		from[p.ino] = i
+	}
+	used := map[int]bool{}
+	move := func(list []place) (rest []place) {
+		for _, q := range list {
+			i, ok := from[q.ino]
+			if !ok || used[i] || q.kind == unix.DT_CHR {
+				rest = append(rest, q)
+				continue
+			}
+			used[i] = true
+			p := d.gone[i]
+			if p.parent != q.parent || p.name != q.name {
+				d.moved = append(d.moved, [2]place{p, q})
+			}
+			if p.dir != nil && p.dir != q.dir {
+				continue // its entries are in gone and come, and match by themselves
+			}
+		}
+		return rest
+	}
+	d.come = move(d.come)
+	replacedInos := map[string]bool{}
+	for _, q := range d.replaced {
+		replacedInos[q.path] = true
+	}
+	var gone []place
+	for i, p := range d.gone {
+		// A name that was replaced is told once, as changed.
+		if !used[i] && !replacedInos[p.path] {
+			gone = append(gone, p)
+		}
+	}
+	d.gone = gone
+}

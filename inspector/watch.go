@@ -1,0 +1,198 @@
+package inspector
+
+import (
+	"context"
+	"math"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/boxwood-rl/boxwood/bpf"
+	"github.com/boxwood-rl/boxwood/tree"
+)
+
+// watch is one sandbox under watch. The kernel side sets flags in box at any
+// time; everything else belongs to the goroutine that uses the watch.
+type watch struct {
+	k        *Kernel
+	subject  Subject
+	slot     uint32
+	box      *bpf.InspectorBox
+	orphaned atomic.Bool // the Kernel is closed
+
+	// Since the epoch began.
+	base     *base
+	began    int64  // a stamp
+	missed   uint64 // of the programs, when it began
+	taint    []string
+	taintAll bool
+	seen     *folder // the last listing of upper, if any
+	seenAt   int64
+	stale    bool // upper has to be listed again: the last try failed
+	files    comparison
+	started  []Survivor // survivors when it began
+
+	// Since the turn began.
+	turn flag
+	last []Survivor // survivors at the last barrier
+}
+
+func newWatch(k *Kernel, s Subject, slot uint32) *watch {
+	w := &watch{k: k, subject: s, slot: slot, box: k.box(slot)}
+	*w.box = bpf.InspectorBox{Root: s.Subvolume}
+	w.begin(s.Base)
+	return w
+}
+
+// begin starts an epoch. No task of the sandbox runs meanwhile.
+func (w *watch) begin(path string) {
+	// A directory of the new base that looks as it did when upper was last listed
+	// needs no reading again.
+	w.base = w.k.bases.get(path)
+	w.base.hint(w.seen, w.seenAt)
+	w.began = stamp()
+	w.missed = w.k.missed.Load()
+	w.taint, w.taintAll = nil, false
+	w.seen, w.seenAt, w.stale, w.files = nil, 0, false, comparison{}
+	w.started = w.last
+	w.turn = 0
+	atomic.StoreUint64(&w.box.Epoch, 0)
+	atomic.StoreUint64(&w.box.Turn, 0)
+	atomic.StoreUint64(&w.box.FirstNew, math.MaxUint64)
+	atomic.StoreUint64(&w.box.Lost, 0)
+	atomic.StoreUint32(&w.box.Ninodes, 0)
+	atomic.StoreUint32(&w.box.TurnFrom, 0)
+}
+
+func (w *watch) BeginTurn() {
+	// What survivors did since the last barrier goes to the turn that begins.
+	w.turn = 0
+	atomic.StoreUint32(&w.box.TurnFrom, atomic.LoadUint32(&w.box.Ninodes))
+}
+
+func (w *watch) Tainted(both bool, why string) {
+	w.taint = append(w.taint, why)
+	w.taintAll = w.taintAll || both
+}
+
+func (w *watch) NewEpoch(base string) {
+	if _, err := w.k.misses(); err != nil {
+		// Without a starting point the next barrier has to assume the worst.
+		w.begin(base)
+		w.missed = 0
+		return
+	}
+	w.k.gone.Add(atomic.LoadUint64(&w.box.Lost))
+	w.begin(base)
+}
+
+func (w *watch) Close() { w.k.drop(w) }
+
+func (w *watch) Barrier(ctx context.Context) Report {
+	start := time.Now()
+	// The order matters: flags are taken before the listing that explains them, so
+	// what a survivor changes meanwhile is flagged again for the next barrier.
+	fresh := flag(atomic.SwapUint64(&w.box.Turn, 0))
+	w.turn |= fresh
+	epoch := flag(atomic.LoadUint64(&w.box.Epoch))
+
+	all, turn := &finding{}, &finding{}
+	w.judgeUnknown(epoch, all, turn)
+	w.judgeFiles(ctx, epoch, fresh, all, turn)
+	w.judgeProcesses(epoch, all, turn)
+	r := Report{
+		Verdict: all.verdict(), Turn: turn.verdict(),
+		External: w.turn&sawExternal != 0,
+		Effects:  turn.effects, Count: turn.count,
+		Reasons: all.reasons,
+		Lost:    atomic.LoadUint64(&w.box.Lost),
+		Barrier: time.Since(start),
+	}
+	return r
+}
+
+// judgeUnknown deals with what can't be given to one half.
+func (w *watch) judgeUnknown(epoch flag, all, turn *finding) {
+	if w.orphaned.Load() {
+		all.both("the inspector is closed")
+		turn.both("the inspector is closed")
+		return
+	}
+	if missed, err := w.k.misses(); err != nil || missed != w.missed {
+		all.both("lost")
+		turn.both("lost")
+	}
+	for f := flag(1); f <= sawNewMeta; f <<= 1 {
+		if f&eitherHalf&epoch != 0 {
+			all.both(f.reason(atomic.LoadUint32(&w.box.ObjectNr)))
+		}
+		if f&eitherHalf&w.turn != 0 {
+			why := f.reason(atomic.LoadUint32(&w.box.ObjectNr))
+			turn.both(why)
+			turn.effect(tree.Unknown, nil, why)
+		}
+	}
+	for _, why := range w.taint {
+		all.files = true
+		all.process = all.process || w.taintAll
+		all.reasons = append(all.reasons, why)
+	}
+	if w.turn&sawExternal != 0 {
+		turn.effect(tree.External, nil, "")
+	}
+}
+
+func (w *watch) judgeProcesses(epoch flag, all, turn *finding) {
+	for _, f := range []flag{sawObject, sawProc, sawReach} {
+		why := f.reason(atomic.LoadUint32(&w.box.ObjectNr))
+		if epoch&f != 0 {
+			all.process = true
+			all.reasons = append(all.reasons, why)
+		}
+		if w.turn&f != 0 {
+			turn.process = true
+			turn.effect(tree.KernelObject, nil, why)
+		}
+	}
+	now, err := w.survivors()
+	if err != nil {
+		all.processes("the survivors can't be listed: " + err.Error())
+		turn.processes("")
+		return
+	}
+	if len(now) > 0 {
+		// Whether one ran isn't known, so it did.
+		all.processes(plural(len(now), "process survives", "processes survive"))
+		turn.process = true
+	}
+	for _, s := range now {
+		if !slices.ContainsFunc(w.last, s.is) {
+			turn.effect(tree.ProcessSurvived, s.Cmdline, "")
+		}
+	}
+	for _, s := range w.last {
+		if !slices.ContainsFunc(now, s.is) {
+			turn.process = true
+			turn.effect(tree.ProcessEnded, s.Cmdline, "")
+		}
+	}
+	ended := 0
+	for _, s := range w.started {
+		if !slices.ContainsFunc(now, s.is) {
+			ended++
+		}
+	}
+	if ended > 0 {
+		all.processes(plural(ended, "process of an earlier turn has ended", "processes of earlier turns have ended"))
+	}
+	w.last = now
+}
+
+func (s Survivor) is(t Survivor) bool { return s.PID == t.PID }
+
+func (w *watch) survivors() ([]Survivor, error) {
+	if w.subject.Survivors == nil {
+		return nil, errNoSurvivors
+	}
+	return w.subject.Survivors()
+}

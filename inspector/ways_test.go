@@ -1,0 +1,196 @@
+package inspector
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/boxwood-rl/boxwood/tree"
+)
+
+// ways is every way of changing something that testdata/ways.c knows, with the
+// half that must be judged changed and a word that an effect has to name.
+var ways = []struct {
+	name    string
+	verdict tree.Verdict
+	names   string // part of an effect's subject; "" where the kind of change has no name
+}{
+	{"write_", tree.Files, "/w/old"},
+	{"pwrite_", tree.Files, "/w/old"},
+	{"writev_", tree.Files, "/w/old"},
+	{"pwritev_", tree.Files, "/w/old"},
+	{"pwritev2_", tree.Files, "/w/old"},
+	{"append", tree.Files, "/w/old"},
+	{"write_same", tree.Files, "/w/old"},
+	{"write_many", tree.Files, "/w/big"},
+	{"sendfile_", tree.Files, "/w/old"},
+	{"splice_", tree.Files, "/w/old"},
+	{"tee_splice", tree.Files, "/w/old"},
+	{"copy_file_range_", tree.Files, "/w/old"},
+	{"ficlone", tree.Files, "/w/old"},
+	{"ficlonerange", tree.Files, "/w/old"},
+	{"fallocate_", tree.Files, "/w/old"},
+	{"fallocate_keep", tree.Files, "/w/old"},
+	{"punch", tree.Files, "/w/big"},
+	{"zero_range", tree.Files, "/w/big"},
+	{"truncate_", tree.Files, "/w/old"},
+	{"truncate_grow", tree.Files, "/w/old"},
+	{"ftruncate_", tree.Files, "/w/old"},
+	{"ftruncate_restore", tree.Files, "/w/big"},
+	{"o_trunc", tree.Files, "/w/old"},
+	{"o_trunc_empty", tree.Files, "/w/empty"},
+	{"creat_", tree.Files, "/w/old"},
+	{"openat2_trunc", tree.Files, "/w/old"},
+	{"o_direct", tree.Files, "/w/old"},
+	{"mmap_store", tree.Files, "/w/old"},
+	{"mmap_after_close", tree.Files, "/w/old"},
+	{"mmap_mprotect", tree.Files, "/w/old"},
+	{"io_submit_", tree.Both, "/w/old"},
+	{"io_uring_", tree.Both, ""},
+	{"int80", tree.Both, "/w/old"},
+	{"core", tree.Files, "core"},
+	{"inherited", tree.Files, "/w/old"},
+	{"stdout_", tree.Files, "/w/old"},
+	{"proc_self_fd", tree.Files, "/w/old"},
+	{"passed", tree.Files, "/w/old"},
+	{"double_fork", tree.Files, "/w/old"},
+	{"unshared", tree.Files, "/w/old"},
+	{"memfd_exec", tree.Files, "/w/old"},
+	{"dup2_race", tree.Files, "/w/old"},
+	{"create", tree.Files, "/w/new"},
+	{"tmpfile_link", tree.Files, "/w/new"},
+	{"rename_", tree.Files, "/w/new"},
+	{"rename_over", tree.Files, "/w/old"},
+	{"rename_dir", tree.Files, "/w/d2"},
+	{"rename_into", tree.Files, "/w/e/old"},
+	{"exchange", tree.Files, "/w/old"},
+	{"link_", tree.Files, "/w/new"},
+	{"symlink_", tree.Files, "/w/new"},
+	{"mkfifo_", tree.Files, "/w/new"},
+	{"mknod_", tree.Files, "/w/new"},
+	{"bind_", tree.Files, "/w/new"},
+	{"mkdir_", tree.Files, "/w/new"},
+	{"rmdir_", tree.Files, "/w/e"},
+	{"unlink_", tree.Files, "/w/old"},
+	{"unlink_write", tree.Files, "/w/old"},
+	{"replace_same", tree.Files, "/w/empty"},
+	{"lower_unlink", tree.Files, "/etc/debian_version"},
+	{"lower_write", tree.Files, "/etc/debian_version"},
+	{"lower_chmod", tree.Files, "/etc/debian_version"},
+	{"lower_chmod_dir", tree.Files, "/var/tmp"},
+	{"lower_fchmod_dir", tree.Files, "/var/tmp"},
+	{"lower_truncate", tree.Files, "/etc/debian_version"},
+	{"lower_create", tree.Files, "/var/tmp/new"},
+	{"long_name", tree.Files, "/w/nnn\n\xffnnn"},
+	{"chmod_", tree.Files, "/w/old"},
+	{"fchmod_", tree.Files, "/w/old"},
+	{"fchmodat2_", tree.Files, "/w/old"},
+	{"chmod_root", tree.Files, "/"},
+	{"chmod_dir", tree.Files, "/w/d"},
+	{"fchmod_dir", tree.Files, "/w/d"},
+	{"chown_", tree.Files, "/w/old"},
+	{"lchown_", tree.Files, "/w/old"},
+	{"fchown_", tree.Files, "/w/old"},
+	{"utimensat_", tree.Files, "/w/old"},
+	{"futimens_", tree.Files, "/w/old"},
+	{"utimes_", tree.Files, "/w/old"},
+	{"utime_", tree.Files, "/w/old"},
+	{"touch", tree.Files, "/w/old"},
+	{"setxattr_", tree.Files, "/w/old"},
+	{"lsetxattr_", tree.Files, "/w/old"},
+	{"fsetxattr_", tree.Files, "/w/old"},
+	{"setxattr_dir", tree.Files, "/w/d"},
+	{"removexattr_", tree.Files, "/w/x"},
+	{"fremovexattr_", tree.Files, "/w/x"},
+	{"setflags", tree.Files, "/w/old"},
+	{"fssetxattr", tree.Files, "/w/old"},
+	{"setflags_dir", tree.Files, "/w/d"},
+	{"shm", tree.Process, ""},
+	{"msg", tree.Process, ""},
+	{"sem", tree.Process, ""},
+	{"mq", tree.Process, ""},
+	{"hostname", tree.Process, ""},
+	{"domainname", tree.Process, ""},
+	{"mount_", tree.Process, ""},
+	{"bind_mount", tree.Process, ""},
+	{"keyring", tree.Process, ""},
+	{"sysctl", tree.Process, ""},
+	{"lo_ioctl", tree.Process, ""},
+	{"netlink_set", tree.Process, ""},
+	{"netlink_write", tree.Process, ""},
+	{"limits_of_1", tree.Process, ""},
+	{"survivor", tree.Process, "ways"},
+	{"survivor_file", tree.Both, "/w/old"},
+}
+
+// quiet is what leaves nothing behind: a false positive costs a capture.
+var quiet = []string{
+	"quiet", "reads", "open_rdwr", "open_rdwr_lower", "create_unlink", "mkdtemp_", "lower_temp",
+	"lower_temp_chmod", "tmpfile_gone", "rename_new", "rename_back", "failed", "dev_null", "pipes",
+	"memfd", "write_nothing", "private_map", "shared_map_read", "children", "fsyncs", "bound_gone",
+	"big_temp", "netlink_get", "own_limits", "loopback", "link_unlink", "lock",
+}
+
+// shows says whether the verdict has every half of want.
+func shows(got, want tree.Verdict) bool { return got == want || got == tree.Both }
+
+func TestEveryWayOfChangingIsSeen(t *testing.T) {
+	k := mustKernel(t, Options{})
+	for _, way := range ways {
+		for _, threads := range []bool{false, true} {
+			name, argv := way.name, []string{"/ways", way.name}
+			if threads {
+				name, argv = name+"/threads", []string{"/ways", "-t", way.name}
+			}
+			t.Run(name, func(t *testing.T) {
+				b := mustBox(t, nil)
+				w := mustWatch(t, k, b)
+				w.BeginTurn()
+				b.turn(argv...)
+				r := w.Barrier(context.Background())
+				if r.Verdict != way.verdict || r.Turn != way.verdict {
+					t.Errorf("verdict %d, turn %d, want %d: %q", r.Verdict, r.Turn, way.verdict, r.Reasons)
+				}
+				if len(r.Reasons) == 0 || len(r.Effects) == 0 {
+					t.Errorf("no reason or effect: %+v", r)
+				}
+				found := way.names == ""
+				for _, e := range r.Effects {
+					found = found || strings.Contains(string(e.Subject), way.names)
+				}
+				if !found {
+					t.Errorf("no effect names %q: %v", way.names, effectsOf(r))
+				}
+			})
+		}
+	}
+}
+
+func effectsOf(r Report) (out []string) {
+	for _, e := range r.Effects {
+		out = append(out, string('0'+rune(e.Kind))+" "+string(e.Subject)+" "+e.Detail)
+	}
+	return out
+}
+
+func TestQuietTurnsAreNone(t *testing.T) {
+	k := mustKernel(t, Options{})
+	for _, way := range quiet {
+		for _, threads := range []bool{false, true} {
+			name, argv := way, []string{"/ways", way}
+			if threads {
+				name, argv = name+"/threads", []string{"/ways", "-t", way}
+			}
+			t.Run(name, func(t *testing.T) {
+				b := mustBox(t, nil)
+				w := mustWatch(t, k, b)
+				w.BeginTurn()
+				b.turn(argv...)
+				r := w.Barrier(context.Background())
+				if r.Verdict != tree.None || r.Turn != tree.None || r.Count != 0 || r.External {
+					t.Errorf("verdict %d: %q %v", r.Verdict, r.Reasons, effectsOf(r))
+				}
+			})
+		}
+	}
+}
