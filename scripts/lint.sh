@@ -57,6 +57,9 @@ words() {
   # The code says what is, not who wrote it or when it will be finished.
   banned "a note to ourselves" '\b(TODO|FIXME|XXX|HACK)\b' '*.go' '*.c' '*.h' '*.py' '*.sh' '*.md' || status=1
   banned "the story of how it was written" '(DESIGN|FACTS|PEERS|STYLE|BRIEF)\.md|[Pp]rototype' . ':!docs/BENCHMARKS.md' || status=1
+  banned "the story of how it was written" '([Ww]ritten|[Gg]enerated|[Aa]ssisted) (by|with) (an? )?(AI|LLM|Claude|Copilot|ChatGPT|Codex|assistant)|[Cc]o-[Aa]uthored-[Bb]y' . || status=1
+  # The pages of a tracker move; say what the matter is.
+  banned "a number of a tracker" '\b([Ii]ssue|PR|[Tt]icket) ?#?[0-9]+\b' '*.go' '*.c' '*.h' '*.py' '*.sh' '*.md' '*.proto' || status=1
   # A package of leftovers has no promise that a package comment could state.
   banned "a package without a subject" '^package (util|utils|common|helpers?|misc|manager)$' '*.go' || status=1
   # Output of the program goes through its logger or the command's writer.
