@@ -34,6 +34,10 @@ type box struct {
 
 	leafMu sync.Mutex
 	leaf   string // the v2 folder that the running turn's processes live in
+	// spent: leaf was killed. Linux 6.18 kills whatever is cloned into a group
+	// that was ever killed itself (it compares the group's count of kills with
+	// that of the cloning task's own group), so that the next command needs a new one.
+	spent bool
 
 	killing sync.Mutex
 	killed  bool
@@ -118,10 +122,18 @@ func (b *box) hello() error {
 	return nil
 }
 
-func (b *box) turnLeaf() string {
+func (b *box) turnLeaf() (dir string, spent bool) {
 	b.leafMu.Lock()
 	defer b.leafMu.Unlock()
-	return b.leaf
+	return b.leaf, b.spent
+}
+
+// killLeaf kills what the running turn has started, and returns where that was.
+func (b *box) killLeaf() (string, error) {
+	b.leafMu.Lock()
+	defer b.leafMu.Unlock()
+	b.spent = true
+	return b.leaf, cgroup.Kill(b.leaf)
 }
 
 func (b *box) BeginTurn() error {
@@ -132,25 +144,29 @@ func (b *box) BeginTurn() error {
 	return b.newLeaf()
 }
 
-// newLeaf moves to a fresh leaf if processes survive, and back to Run itself
-// when none do. Who holds using calls it.
+// newLeaf moves to a fresh leaf unless the present one is empty and of use. Who
+// holds using calls it.
 func (b *box) newLeaf() error {
-	dir := b.group.Run
-	if cgroup.Populated(dir) {
-		for {
-			b.leafs++
-			dir = fmt.Sprintf("%s/t%d", b.group.Run, b.leafs)
-			if _, err := os.Stat(dir); err != nil { // an adopted box has leaves already
-				break
-			}
-		}
-		if _, err := b.group.MakeLeaf(fmt.Sprintf("t%d", b.leafs), idBase(b.rec.Slot)); err != nil {
-			return err
-		}
-	} else if b.turnLeaf() == dir {
+	dir, spent := b.turnLeaf()
+	populated := cgroup.Populated(b.group.Run)
+	keep := dir
+	if spent {
+		keep = ""
+	}
+	if !populated && b.leafs > 0 {
+		b.group.RemoveLeaves(keep)
+	}
+	if !populated && !spent {
 		return nil
-	} else {
-		b.group.RemoveLeaves()
+	}
+	for taken := true; taken; { // an adopted box has leaves already
+		b.leafs++
+		dir = fmt.Sprintf("%s/t%d", b.group.Run, b.leafs)
+		_, err := os.Stat(dir)
+		taken = err == nil
+	}
+	if err := cgroup.MakeLeaf(dir, idBase(b.rec.Slot)); err != nil {
+		return err
 	}
 	leaf, kill, err := cgroup.OpenLeaf(dir)
 	if err != nil {
@@ -168,14 +184,14 @@ func (b *box) newLeaf() error {
 		return fmt.Errorf("beginning a turn: %w", err)
 	}
 	b.leafMu.Lock()
-	b.leaf = dir
+	b.leaf, b.spent = dir, false
 	b.leafMu.Unlock()
 	return nil
 }
 
 func (b *box) KillTurn(ctx context.Context) error {
-	leaf := b.turnLeaf()
-	if err := cgroup.Kill(leaf); err != nil {
+	leaf, err := b.killLeaf()
+	if err != nil {
 		return b.orGone(err)
 	}
 	return b.orGone(cgroup.Await(ctx, leaf, "populated", 0))

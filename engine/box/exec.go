@@ -157,6 +157,11 @@ func (b *box) run(ctx context.Context, j job) (Exit, error) {
 		return Exit{}, err
 	}
 	start := time.Now()
+	if _, spent := b.turnLeaf(); spent {
+		if err := b.newLeaf(); err != nil {
+			return Exit{}, b.orGone(err)
+		}
+	}
 	ooms := b.group.OOMKills()
 	r := &running{b: b, job: j, exit: Exit{Code: -1}}
 	b.wire.SetReadDeadline(j.deadline)
@@ -189,7 +194,8 @@ func (b *box) run(ctx context.Context, j job) (Exit, error) {
 		// Its main process is gone; the rest of what the turn started follows.
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), killPatience)
 		defer cancel()
-		if err := cgroup.Await(end, b.turnLeaf(), "populated", 0); err != nil {
+		leaf, _ := b.turnLeaf()
+		if err := cgroup.Await(end, leaf, "populated", 0); err != nil {
 			return b.lost(r.exit, start), nil
 		}
 	}
@@ -227,7 +233,8 @@ func (r *running) killNow(now time.Time) error {
 		r.killedAt = now
 	}
 	r.b.wire.SetReadDeadline(now.Add(20 * time.Millisecond))
-	return cgroup.Kill(r.b.turnLeaf())
+	_, err := r.b.killLeaf()
+	return err
 }
 
 // handle takes one reply; true at the last one.

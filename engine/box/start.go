@@ -177,6 +177,7 @@ func (z *zygote) reconnect(ctx context.Context, r record) (*box, error) {
 		return nil, err
 	}
 	z.wire.SetReadDeadline(time.Time{})
+	b.spent = true // pid 1 may have killed it when its daemon went away
 	if err := b.newLeaf(); err != nil {
 		z.release()
 		return nil, err

@@ -96,12 +96,11 @@ func delegate(dir string, owner int) error {
 }
 
 // MakeLeaf makes a group below Run for a turn beside which older processes live.
-func (g *Group) MakeLeaf(name string, owner int) (string, error) {
-	dir := g.Run + "/" + name
-	if err := unix.Mkdir(dir, 0o755); err != nil && err != unix.EEXIST {
-		return "", fmt.Errorf("making the cgroup %s: %w", dir, err)
+func MakeLeaf(dir string, owner int) error {
+	if err := unix.Mkdir(dir, 0o755); err != nil {
+		return fmt.Errorf("making the cgroup %s: %w", dir, err)
 	}
-	return dir, delegate(dir, owner)
+	return delegate(dir, owner)
 }
 
 // OpenLeaf opens a group for CLONE_INTO_CGROUP, and its cgroup.kill.
@@ -277,15 +276,15 @@ func Pids(dir string) ([]int, error) {
 	return pids, nil
 }
 
-// RemoveLeaves removes empty groups below Run.
-func (g *Group) RemoveLeaves() {
+// RemoveLeaves removes the empty groups below Run, but for one.
+func (g *Group) RemoveLeaves(keep string) {
 	entries, err := os.ReadDir(g.Run)
 	if err != nil {
 		return
 	}
 	for _, e := range entries {
-		if e.IsDir() {
-			unix.Rmdir(g.Run + "/" + e.Name())
+		if dir := g.Run + "/" + e.Name(); e.IsDir() && dir != keep {
+			unix.Rmdir(dir)
 		}
 	}
 }
@@ -296,7 +295,7 @@ func (g *Group) Remove() error {
 	for _, dir := range append([]string{g.Run, g.Dir}, g.v1()...) {
 		err := unix.Rmdir(dir)
 		if err == unix.EBUSY && dir == g.Run {
-			g.RemoveLeaves()
+			g.RemoveLeaves("")
 			err = unix.Rmdir(dir)
 		}
 		if err != nil && err != unix.ENOENT {
@@ -306,8 +305,7 @@ func (g *Group) Remove() error {
 	return errors.Join(errs...)
 }
 
-// KillAll kills what is left in the groups, v1 ones included, for processes that
-// were moved out of the v2 group by someone else.
+// KillAll kills what is left in the groups and waits for its end.
 func (g *Group) KillAll(ctx context.Context) error {
 	if err := Kill(g.Dir); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
