@@ -7,12 +7,14 @@ and nothing else of it.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
 import random
 import socket
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -50,6 +52,17 @@ def resolve(address: str | None) -> str:
 def new_key() -> str:
     """A fresh idempotency key."""
     return uuid.uuid4().hex
+
+
+# Channels still open when the interpreter ends: grpc may hang there when one is
+# closed by the garbage collector, or never.
+_open: weakref.WeakSet[Caller] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for caller in list(_open):
+        caller.disconnect()
 
 
 class Connection:
@@ -98,6 +111,10 @@ class Caller:
     def close(self) -> None:
         """Closes this process's channel; calls after that are refused."""
         self.closed = True
+        self.disconnect()
+
+    def disconnect(self) -> None:
+        """Closes this process's channel; the next call makes another."""
         connection = self._by_pid.pop(os.getpid(), None)
         if connection is not None:
             connection.channel.close()
@@ -188,6 +205,7 @@ class Caller:
             # setdefault is atomic: of two threads that come here at once, one wins.
             made = Connection(self.target)
             connection = self._by_pid.setdefault(pid, made)
+            _open.add(self)
             if connection is not made:
                 made.channel.close()
         return connection

@@ -155,4 +155,6 @@ def _merge(source: Path, target: Path) -> None:
             continue
         if there.is_dir() and not there.is_symlink():
             shutil.rmtree(there)
+        elif there.is_symlink() or (entry.is_dir() and there.exists()):
+            there.unlink()  # a link there is replaced, never followed
         os.replace(entry, there)

@@ -173,12 +173,16 @@ class Sandbox:
         limit = LONGEST_TURN if timeout is None else timeout + busy_wait + MARGIN
         with self._cancelling():
             events = self._client._caller.stream("RunTurn", request, timeout=limit, on_restart=relay.restart)
+            result: pb.TurnResult | None = None
             with contextlib.closing(events):  # type: ignore[type-var]
                 for event in events:
-                    if event.WhichOneof("event") == "result":
-                        return self._turn(event.result, check)
-                    relay(event)
-        raise errors.from_detail("INTERNAL", "the turn's stream ended without its node", None)
+                    if event.HasField("result"):
+                        result = event.result
+                    else:
+                        relay(event)
+        if result is None:
+            raise errors.from_detail("INTERNAL", "the turn's stream ended without its node", None)
+        return self._turn(result, check)
 
     def _turn(self, result: pb.TurnResult, check: bool = False) -> Turn:
         turn = Turn(
@@ -199,8 +203,6 @@ class Sandbox:
         """Whatever this side breaks off ends on the other side as well."""
         try:
             yield
-        except CommandFailed:
-            raise
         except BoxwoodError as error:
             # The daemon said it, so it knows; a deadline of this side it may not know.
             if isinstance(error, errors.DeadlineExceeded) and not error.reason:

@@ -149,15 +149,18 @@ class OpenTurn:
         relay = Relay(on_stdout, on_stderr)
         limit = LONGEST_TURN if timeout is None else timeout + MARGIN
         events = self.sandbox._client._caller.stream("Exec", request, timeout=limit, retry=False)
+        result: CommandResult | None = None
         with contextlib.closing(events):  # type: ignore[type-var]
             for event in events:
-                if event.WhichOneof("event") == "command":
+                if event.HasField("command"):
                     result = _wire.command_result(event.command)
-                    if check and not result.ok:
-                        raise CommandFailed(result)
-                    return result
-                relay(event)
-        raise errors.from_detail("INTERNAL", "the command's stream ended without its outcome", None)
+                else:
+                    relay(event)
+        if result is None:
+            raise errors.from_detail("INTERNAL", "the command's stream ended without its outcome", None)
+        if check and not result.ok:
+            raise CommandFailed(result)
+        return result
 
     def read_file(self, path: str) -> bytes:
         """Reads a whole file, as the turn sees it now."""
