@@ -104,6 +104,8 @@ func criu(ctx context.Context, path string) finding {
 		return yes("%s (%s) dumped and restored a live process tree", version, path)
 	case ctx.Err() != nil:
 		return unknown("%s (%s) hung while %s", version, path, step)
+	case errors.Is(err, syscall.EPERM):
+		return no("starting its test in fresh pid and mount namespaces: %v", err)
 	}
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.ExitCode() == 3 {

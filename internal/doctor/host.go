@@ -67,7 +67,7 @@ var needs = []struct {
 	{unix.CAP_NET_ADMIN, "CAP_NET_ADMIN", "networks of sandboxes"},
 	{unix.CAP_MKNOD, "CAP_MKNOD", "/dev of sandboxes"},
 	{unix.CAP_SETUID, "CAP_SETUID", "id maps"},
-	{unix.CAP_SYS_RESOURCE, "CAP_SYS_RESOURCE", "limits"},
+	{unix.CAP_SYS_RESOURCE, "CAP_SYS_RESOURCE", "raising resource limits"},
 }
 
 // statusFields reads "Key:\tvalue" lines.
