@@ -71,6 +71,9 @@ type Pool interface {
 	Release(of ids.Generation) error
 	Remove(id ids.Snapshot) error
 
+	// PendingRemovals counts the uppers and snapshots whose space isn't back yet.
+	PendingRemovals() int
+
 	// Reconcile removes every upper and snapshot not named; it says how many.
 	Reconcile(uppers map[ids.Generation]bool, snapshots map[ids.Snapshot]bool) (removed int, err error)
 

@@ -539,7 +539,7 @@ func (x BackupRequest_Rule) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use BackupRequest_Rule.Descriptor instead.
 func (BackupRequest_Rule) EnumDescriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{68, 0}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{69, 0}
 }
 
 // Error is the detail of every failed call.
@@ -4435,6 +4435,51 @@ func (*ForkResult_Sandbox) isForkResult_Outcome() {}
 
 func (*ForkResult_Error) isForkResult_Outcome() {}
 
+// ForkResults is what is kept of a keyed fork, to answer the key again.
+type ForkResults struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Results       []*ForkResult          `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForkResults) Reset() {
+	*x = ForkResults{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForkResults) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForkResults) ProtoMessage() {}
+
+func (x *ForkResults) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForkResults.ProtoReflect.Descriptor instead.
+func (*ForkResults) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *ForkResults) GetResults() []*ForkResult {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
 type RollbackRequest struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId      string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
@@ -4446,7 +4491,7 @@ type RollbackRequest struct {
 
 func (x *RollbackRequest) Reset() {
 	*x = RollbackRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[51]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4458,7 +4503,7 @@ func (x *RollbackRequest) String() string {
 func (*RollbackRequest) ProtoMessage() {}
 
 func (x *RollbackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[51]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4471,7 +4516,7 @@ func (x *RollbackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackRequest.ProtoReflect.Descriptor instead.
 func (*RollbackRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{51}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *RollbackRequest) GetSandboxId() string {
@@ -4505,7 +4550,7 @@ type RollbackResponse struct {
 
 func (x *RollbackResponse) Reset() {
 	*x = RollbackResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[52]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4517,7 +4562,7 @@ func (x *RollbackResponse) String() string {
 func (*RollbackResponse) ProtoMessage() {}
 
 func (x *RollbackResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[52]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4530,7 +4575,7 @@ func (x *RollbackResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackResponse.ProtoReflect.Descriptor instead.
 func (*RollbackResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{52}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RollbackResponse) GetSandbox() *Sandbox {
@@ -4557,7 +4602,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[53]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4569,7 +4614,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[53]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4582,7 +4627,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{53}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ReleaseRequest) GetSandboxIds() []string {
@@ -4608,7 +4653,7 @@ type ReleaseResponse struct {
 
 func (x *ReleaseResponse) Reset() {
 	*x = ReleaseResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[54]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4620,7 +4665,7 @@ func (x *ReleaseResponse) String() string {
 func (*ReleaseResponse) ProtoMessage() {}
 
 func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[54]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4633,7 +4678,7 @@ func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{54}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ReleaseResponse) GetReleased() int64 {
@@ -4653,7 +4698,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[55]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4665,7 +4710,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[55]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4678,7 +4723,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{55}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *RenewRequest) GetSandboxIds() []string {
@@ -4704,7 +4749,7 @@ type RenewResponse struct {
 
 func (x *RenewResponse) Reset() {
 	*x = RenewResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[56]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4716,7 +4761,7 @@ func (x *RenewResponse) String() string {
 func (*RenewResponse) ProtoMessage() {}
 
 func (x *RenewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[56]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4729,7 +4774,7 @@ func (x *RenewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
 func (*RenewResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{56}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *RenewResponse) GetSandboxes() []*Sandbox {
@@ -4748,7 +4793,7 @@ type ListSandboxesRequest struct {
 
 func (x *ListSandboxesRequest) Reset() {
 	*x = ListSandboxesRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[57]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4760,7 +4805,7 @@ func (x *ListSandboxesRequest) String() string {
 func (*ListSandboxesRequest) ProtoMessage() {}
 
 func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[57]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4773,7 +4818,7 @@ func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesRequest.ProtoReflect.Descriptor instead.
 func (*ListSandboxesRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{57}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ListSandboxesRequest) GetTreeId() string {
@@ -4792,7 +4837,7 @@ type ListSandboxesResponse struct {
 
 func (x *ListSandboxesResponse) Reset() {
 	*x = ListSandboxesResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[58]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4804,7 +4849,7 @@ func (x *ListSandboxesResponse) String() string {
 func (*ListSandboxesResponse) ProtoMessage() {}
 
 func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[58]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4817,7 +4862,7 @@ func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesResponse.ProtoReflect.Descriptor instead.
 func (*ListSandboxesResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{58}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ListSandboxesResponse) GetSandboxes() []*Sandbox {
@@ -4836,7 +4881,7 @@ type WaitCapturedRequest struct {
 
 func (x *WaitCapturedRequest) Reset() {
 	*x = WaitCapturedRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[59]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4848,7 +4893,7 @@ func (x *WaitCapturedRequest) String() string {
 func (*WaitCapturedRequest) ProtoMessage() {}
 
 func (x *WaitCapturedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[59]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4861,7 +4906,7 @@ func (x *WaitCapturedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitCapturedRequest.ProtoReflect.Descriptor instead.
 func (*WaitCapturedRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{59}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *WaitCapturedRequest) GetNodeIds() []string {
@@ -4880,7 +4925,7 @@ type WaitCapturedResponse struct {
 
 func (x *WaitCapturedResponse) Reset() {
 	*x = WaitCapturedResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[60]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4892,7 +4937,7 @@ func (x *WaitCapturedResponse) String() string {
 func (*WaitCapturedResponse) ProtoMessage() {}
 
 func (x *WaitCapturedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[60]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4905,7 +4950,7 @@ func (x *WaitCapturedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitCapturedResponse.ProtoReflect.Descriptor instead.
 func (*WaitCapturedResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{60}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *WaitCapturedResponse) GetNodes() []*Node {
@@ -4924,7 +4969,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[61]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4936,7 +4981,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[61]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4949,7 +4994,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{61}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *GetNodeRequest) GetNodeId() string {
@@ -4978,7 +5023,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[62]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4990,7 +5035,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[62]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5003,7 +5048,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{62}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ListNodesRequest) GetTreeId() string {
@@ -5073,7 +5118,7 @@ type WatchTreeRequest struct {
 
 func (x *WatchTreeRequest) Reset() {
 	*x = WatchTreeRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[63]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5085,7 +5130,7 @@ func (x *WatchTreeRequest) String() string {
 func (*WatchTreeRequest) ProtoMessage() {}
 
 func (x *WatchTreeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[63]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5098,7 +5143,7 @@ func (x *WatchTreeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchTreeRequest.ProtoReflect.Descriptor instead.
 func (*WatchTreeRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{63}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *WatchTreeRequest) GetTreeId() string {
@@ -5130,7 +5175,7 @@ type TreeEvent struct {
 
 func (x *TreeEvent) Reset() {
 	*x = TreeEvent{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[64]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5142,7 +5187,7 @@ func (x *TreeEvent) String() string {
 func (*TreeEvent) ProtoMessage() {}
 
 func (x *TreeEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[64]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5155,7 +5200,7 @@ func (x *TreeEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TreeEvent.ProtoReflect.Descriptor instead.
 func (*TreeEvent) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{64}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *TreeEvent) GetIndex() uint64 {
@@ -5238,7 +5283,7 @@ type NodeAnnotation struct {
 
 func (x *NodeAnnotation) Reset() {
 	*x = NodeAnnotation{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[65]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5250,7 +5295,7 @@ func (x *NodeAnnotation) String() string {
 func (*NodeAnnotation) ProtoMessage() {}
 
 func (x *NodeAnnotation) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[65]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5263,7 +5308,7 @@ func (x *NodeAnnotation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeAnnotation.ProtoReflect.Descriptor instead.
 func (*NodeAnnotation) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{65}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *NodeAnnotation) GetNodeId() string {
@@ -5325,7 +5370,7 @@ type AnnotateRequest struct {
 
 func (x *AnnotateRequest) Reset() {
 	*x = AnnotateRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[66]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5337,7 +5382,7 @@ func (x *AnnotateRequest) String() string {
 func (*AnnotateRequest) ProtoMessage() {}
 
 func (x *AnnotateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[66]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5350,7 +5395,7 @@ func (x *AnnotateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AnnotateRequest.ProtoReflect.Descriptor instead.
 func (*AnnotateRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{66}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *AnnotateRequest) GetAnnotations() []*NodeAnnotation {
@@ -5376,7 +5421,7 @@ type AnnotateResponse struct {
 
 func (x *AnnotateResponse) Reset() {
 	*x = AnnotateResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[67]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5388,7 +5433,7 @@ func (x *AnnotateResponse) String() string {
 func (*AnnotateResponse) ProtoMessage() {}
 
 func (x *AnnotateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[67]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5401,7 +5446,7 @@ func (x *AnnotateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AnnotateResponse.ProtoReflect.Descriptor instead.
 func (*AnnotateResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{67}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *AnnotateResponse) GetIndex() uint64 {
@@ -5423,7 +5468,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[68]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5435,7 +5480,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[68]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5448,7 +5493,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{68}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *BackupRequest) GetItems() []*BackupRequest_Item {
@@ -5489,7 +5534,7 @@ type BackupResponse struct {
 
 func (x *BackupResponse) Reset() {
 	*x = BackupResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[69]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5501,7 +5546,7 @@ func (x *BackupResponse) String() string {
 func (*BackupResponse) ProtoMessage() {}
 
 func (x *BackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[69]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5514,7 +5559,7 @@ func (x *BackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
 func (*BackupResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{69}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *BackupResponse) GetIndex() uint64 {
@@ -5540,7 +5585,7 @@ type GetPayloadRequest struct {
 
 func (x *GetPayloadRequest) Reset() {
 	*x = GetPayloadRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[70]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5552,7 +5597,7 @@ func (x *GetPayloadRequest) String() string {
 func (*GetPayloadRequest) ProtoMessage() {}
 
 func (x *GetPayloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[70]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5565,7 +5610,7 @@ func (x *GetPayloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPayloadRequest.ProtoReflect.Descriptor instead.
 func (*GetPayloadRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{70}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *GetPayloadRequest) GetNodeId() string {
@@ -5585,7 +5630,7 @@ type GetPayloadResponse struct {
 
 func (x *GetPayloadResponse) Reset() {
 	*x = GetPayloadResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[71]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5597,7 +5642,7 @@ func (x *GetPayloadResponse) String() string {
 func (*GetPayloadResponse) ProtoMessage() {}
 
 func (x *GetPayloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[71]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5610,7 +5655,7 @@ func (x *GetPayloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPayloadResponse.ProtoReflect.Descriptor instead.
 func (*GetPayloadResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{71}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *GetPayloadResponse) GetPayload() []byte {
@@ -5641,7 +5686,7 @@ type PruneRequest struct {
 
 func (x *PruneRequest) Reset() {
 	*x = PruneRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[72]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5653,7 +5698,7 @@ func (x *PruneRequest) String() string {
 func (*PruneRequest) ProtoMessage() {}
 
 func (x *PruneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[72]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5666,7 +5711,7 @@ func (x *PruneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneRequest.ProtoReflect.Descriptor instead.
 func (*PruneRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{72}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *PruneRequest) GetNodeId() string {
@@ -5708,7 +5753,7 @@ type PruneResponse struct {
 
 func (x *PruneResponse) Reset() {
 	*x = PruneResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[73]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5720,7 +5765,7 @@ func (x *PruneResponse) String() string {
 func (*PruneResponse) ProtoMessage() {}
 
 func (x *PruneResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[73]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5733,7 +5778,7 @@ func (x *PruneResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneResponse.ProtoReflect.Descriptor instead.
 func (*PruneResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{73}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *PruneResponse) GetNodes() int64 {
@@ -5766,7 +5811,7 @@ type PinRequest struct {
 
 func (x *PinRequest) Reset() {
 	*x = PinRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[74]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5778,7 +5823,7 @@ func (x *PinRequest) String() string {
 func (*PinRequest) ProtoMessage() {}
 
 func (x *PinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[74]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5791,7 +5836,7 @@ func (x *PinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinRequest.ProtoReflect.Descriptor instead.
 func (*PinRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{74}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *PinRequest) GetNodeIds() []string {
@@ -5809,7 +5854,7 @@ type PinResponse struct {
 
 func (x *PinResponse) Reset() {
 	*x = PinResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[75]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5821,7 +5866,7 @@ func (x *PinResponse) String() string {
 func (*PinResponse) ProtoMessage() {}
 
 func (x *PinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[75]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5834,7 +5879,7 @@ func (x *PinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinResponse.ProtoReflect.Descriptor instead.
 func (*PinResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{75}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{76}
 }
 
 type UnpinRequest struct {
@@ -5846,7 +5891,7 @@ type UnpinRequest struct {
 
 func (x *UnpinRequest) Reset() {
 	*x = UnpinRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[76]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5858,7 +5903,7 @@ func (x *UnpinRequest) String() string {
 func (*UnpinRequest) ProtoMessage() {}
 
 func (x *UnpinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[76]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5871,7 +5916,7 @@ func (x *UnpinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinRequest.ProtoReflect.Descriptor instead.
 func (*UnpinRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{76}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *UnpinRequest) GetNodeIds() []string {
@@ -5889,7 +5934,7 @@ type UnpinResponse struct {
 
 func (x *UnpinResponse) Reset() {
 	*x = UnpinResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[77]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5901,7 +5946,7 @@ func (x *UnpinResponse) String() string {
 func (*UnpinResponse) ProtoMessage() {}
 
 func (x *UnpinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[77]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5914,7 +5959,7 @@ func (x *UnpinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinResponse.ProtoReflect.Descriptor instead.
 func (*UnpinResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{77}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{78}
 }
 
 type ExportStatsRequest struct {
@@ -5929,7 +5974,7 @@ type ExportStatsRequest struct {
 
 func (x *ExportStatsRequest) Reset() {
 	*x = ExportStatsRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[78]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5941,7 +5986,7 @@ func (x *ExportStatsRequest) String() string {
 func (*ExportStatsRequest) ProtoMessage() {}
 
 func (x *ExportStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[78]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5954,7 +5999,7 @@ func (x *ExportStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportStatsRequest.ProtoReflect.Descriptor instead.
 func (*ExportStatsRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{78}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ExportStatsRequest) GetTable() string {
@@ -5980,7 +6025,7 @@ type ExportStatsChunk struct {
 
 func (x *ExportStatsChunk) Reset() {
 	*x = ExportStatsChunk{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[79]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5992,7 +6037,7 @@ func (x *ExportStatsChunk) String() string {
 func (*ExportStatsChunk) ProtoMessage() {}
 
 func (x *ExportStatsChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[79]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6005,7 +6050,7 @@ func (x *ExportStatsChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportStatsChunk.ProtoReflect.Descriptor instead.
 func (*ExportStatsChunk) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{79}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ExportStatsChunk) GetData() []byte {
@@ -6023,7 +6068,7 @@ type ListTablesRequest struct {
 
 func (x *ListTablesRequest) Reset() {
 	*x = ListTablesRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[80]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6035,7 +6080,7 @@ func (x *ListTablesRequest) String() string {
 func (*ListTablesRequest) ProtoMessage() {}
 
 func (x *ListTablesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[80]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6048,7 +6093,7 @@ func (x *ListTablesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTablesRequest.ProtoReflect.Descriptor instead.
 func (*ListTablesRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{80}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{81}
 }
 
 type Table struct {
@@ -6063,7 +6108,7 @@ type Table struct {
 
 func (x *Table) Reset() {
 	*x = Table{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[81]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6075,7 +6120,7 @@ func (x *Table) String() string {
 func (*Table) ProtoMessage() {}
 
 func (x *Table) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[81]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6088,7 +6133,7 @@ func (x *Table) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Table.ProtoReflect.Descriptor instead.
 func (*Table) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{81}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *Table) GetName() string {
@@ -6130,7 +6175,7 @@ type Column struct {
 
 func (x *Column) Reset() {
 	*x = Column{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[82]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6142,7 +6187,7 @@ func (x *Column) String() string {
 func (*Column) ProtoMessage() {}
 
 func (x *Column) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[82]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6155,7 +6200,7 @@ func (x *Column) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Column.ProtoReflect.Descriptor instead.
 func (*Column) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{82}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *Column) GetName() string {
@@ -6188,7 +6233,7 @@ type ListTablesResponse struct {
 
 func (x *ListTablesResponse) Reset() {
 	*x = ListTablesResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[83]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6200,7 +6245,7 @@ func (x *ListTablesResponse) String() string {
 func (*ListTablesResponse) ProtoMessage() {}
 
 func (x *ListTablesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[83]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6213,7 +6258,7 @@ func (x *ListTablesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTablesResponse.ProtoReflect.Descriptor instead.
 func (*ListTablesResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{83}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ListTablesResponse) GetTables() []*Table {
@@ -6240,7 +6285,7 @@ type ForkRequest_Want struct {
 
 func (x *ForkRequest_Want) Reset() {
 	*x = ForkRequest_Want{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[94]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6252,7 +6297,7 @@ func (x *ForkRequest_Want) String() string {
 func (*ForkRequest_Want) ProtoMessage() {}
 
 func (x *ForkRequest_Want) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[94]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6326,7 +6371,7 @@ type BackupRequest_Item struct {
 
 func (x *BackupRequest_Item) Reset() {
 	*x = BackupRequest_Item{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[99]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6338,7 +6383,7 @@ func (x *BackupRequest_Item) String() string {
 func (*BackupRequest_Item) ProtoMessage() {}
 
 func (x *BackupRequest_Item) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[99]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6351,7 +6396,7 @@ func (x *BackupRequest_Item) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest_Item.ProtoReflect.Descriptor instead.
 func (*BackupRequest_Item) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{68, 0}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{69, 0}
 }
 
 func (x *BackupRequest_Item) GetNodeId() string {
@@ -6757,7 +6802,9 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x04code\x18\x05 \x01(\x05R\x04code\x12\x18\n" +
 	"\amessage\x18\x06 \x01(\tR\amessage\x12\x19\n" +
 	"\bready_ns\x18\a \x01(\x03R\areadyNsB\t\n" +
-	"\aoutcome\"r\n" +
+	"\aoutcome\"?\n" +
+	"\vForkResults\x120\n" +
+	"\aresults\x18\x01 \x03(\v2\x16.boxwood.v1.ForkResultR\aresults\"r\n" +
 	"\x0fRollbackRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x17\n" +
@@ -6971,7 +7018,7 @@ func file_boxwood_v1_boxwood_proto_rawDescGZIP() []byte {
 }
 
 var file_boxwood_v1_boxwood_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_boxwood_v1_boxwood_proto_msgTypes = make([]protoimpl.MessageInfo, 100)
+var file_boxwood_v1_boxwood_proto_msgTypes = make([]protoimpl.MessageInfo, 101)
 var file_boxwood_v1_boxwood_proto_goTypes = []any{
 	(Verdict)(0),                  // 0: boxwood.v1.Verdict
 	(CaptureStatus)(0),            // 1: boxwood.v1.CaptureStatus
@@ -7033,55 +7080,56 @@ var file_boxwood_v1_boxwood_proto_goTypes = []any{
 	(*DownloadResponse)(nil),      // 57: boxwood.v1.DownloadResponse
 	(*ForkRequest)(nil),           // 58: boxwood.v1.ForkRequest
 	(*ForkResult)(nil),            // 59: boxwood.v1.ForkResult
-	(*RollbackRequest)(nil),       // 60: boxwood.v1.RollbackRequest
-	(*RollbackResponse)(nil),      // 61: boxwood.v1.RollbackResponse
-	(*ReleaseRequest)(nil),        // 62: boxwood.v1.ReleaseRequest
-	(*ReleaseResponse)(nil),       // 63: boxwood.v1.ReleaseResponse
-	(*RenewRequest)(nil),          // 64: boxwood.v1.RenewRequest
-	(*RenewResponse)(nil),         // 65: boxwood.v1.RenewResponse
-	(*ListSandboxesRequest)(nil),  // 66: boxwood.v1.ListSandboxesRequest
-	(*ListSandboxesResponse)(nil), // 67: boxwood.v1.ListSandboxesResponse
-	(*WaitCapturedRequest)(nil),   // 68: boxwood.v1.WaitCapturedRequest
-	(*WaitCapturedResponse)(nil),  // 69: boxwood.v1.WaitCapturedResponse
-	(*GetNodeRequest)(nil),        // 70: boxwood.v1.GetNodeRequest
-	(*ListNodesRequest)(nil),      // 71: boxwood.v1.ListNodesRequest
-	(*WatchTreeRequest)(nil),      // 72: boxwood.v1.WatchTreeRequest
-	(*TreeEvent)(nil),             // 73: boxwood.v1.TreeEvent
-	(*NodeAnnotation)(nil),        // 74: boxwood.v1.NodeAnnotation
-	(*AnnotateRequest)(nil),       // 75: boxwood.v1.AnnotateRequest
-	(*AnnotateResponse)(nil),      // 76: boxwood.v1.AnnotateResponse
-	(*BackupRequest)(nil),         // 77: boxwood.v1.BackupRequest
-	(*BackupResponse)(nil),        // 78: boxwood.v1.BackupResponse
-	(*GetPayloadRequest)(nil),     // 79: boxwood.v1.GetPayloadRequest
-	(*GetPayloadResponse)(nil),    // 80: boxwood.v1.GetPayloadResponse
-	(*PruneRequest)(nil),          // 81: boxwood.v1.PruneRequest
-	(*PruneResponse)(nil),         // 82: boxwood.v1.PruneResponse
-	(*PinRequest)(nil),            // 83: boxwood.v1.PinRequest
-	(*PinResponse)(nil),           // 84: boxwood.v1.PinResponse
-	(*UnpinRequest)(nil),          // 85: boxwood.v1.UnpinRequest
-	(*UnpinResponse)(nil),         // 86: boxwood.v1.UnpinResponse
-	(*ExportStatsRequest)(nil),    // 87: boxwood.v1.ExportStatsRequest
-	(*ExportStatsChunk)(nil),      // 88: boxwood.v1.ExportStatsChunk
-	(*ListTablesRequest)(nil),     // 89: boxwood.v1.ListTablesRequest
-	(*Table)(nil),                 // 90: boxwood.v1.Table
-	(*Column)(nil),                // 91: boxwood.v1.Column
-	(*ListTablesResponse)(nil),    // 92: boxwood.v1.ListTablesResponse
-	nil,                           // 93: boxwood.v1.Node.RewardsEntry
-	nil,                           // 94: boxwood.v1.Node.LabelsEntry
-	nil,                           // 95: boxwood.v1.Sandbox.LabelsEntry
-	nil,                           // 96: boxwood.v1.Tree.LabelsEntry
-	nil,                           // 97: boxwood.v1.Image.EnvEntry
-	nil,                           // 98: boxwood.v1.Defaults.EnvEntry
-	nil,                           // 99: boxwood.v1.CreateTreeRequest.LabelsEntry
-	nil,                           // 100: boxwood.v1.ListTreesRequest.LabelsEntry
-	nil,                           // 101: boxwood.v1.Command.EnvEntry
-	nil,                           // 102: boxwood.v1.NodeInput.LabelsEntry
-	(*ForkRequest_Want)(nil),      // 103: boxwood.v1.ForkRequest.Want
-	nil,                           // 104: boxwood.v1.ForkRequest.LabelsEntry
-	nil,                           // 105: boxwood.v1.ListNodesRequest.LabelsEntry
-	nil,                           // 106: boxwood.v1.NodeAnnotation.RewardsEntry
-	nil,                           // 107: boxwood.v1.NodeAnnotation.LabelsEntry
-	(*BackupRequest_Item)(nil),    // 108: boxwood.v1.BackupRequest.Item
+	(*ForkResults)(nil),           // 60: boxwood.v1.ForkResults
+	(*RollbackRequest)(nil),       // 61: boxwood.v1.RollbackRequest
+	(*RollbackResponse)(nil),      // 62: boxwood.v1.RollbackResponse
+	(*ReleaseRequest)(nil),        // 63: boxwood.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),       // 64: boxwood.v1.ReleaseResponse
+	(*RenewRequest)(nil),          // 65: boxwood.v1.RenewRequest
+	(*RenewResponse)(nil),         // 66: boxwood.v1.RenewResponse
+	(*ListSandboxesRequest)(nil),  // 67: boxwood.v1.ListSandboxesRequest
+	(*ListSandboxesResponse)(nil), // 68: boxwood.v1.ListSandboxesResponse
+	(*WaitCapturedRequest)(nil),   // 69: boxwood.v1.WaitCapturedRequest
+	(*WaitCapturedResponse)(nil),  // 70: boxwood.v1.WaitCapturedResponse
+	(*GetNodeRequest)(nil),        // 71: boxwood.v1.GetNodeRequest
+	(*ListNodesRequest)(nil),      // 72: boxwood.v1.ListNodesRequest
+	(*WatchTreeRequest)(nil),      // 73: boxwood.v1.WatchTreeRequest
+	(*TreeEvent)(nil),             // 74: boxwood.v1.TreeEvent
+	(*NodeAnnotation)(nil),        // 75: boxwood.v1.NodeAnnotation
+	(*AnnotateRequest)(nil),       // 76: boxwood.v1.AnnotateRequest
+	(*AnnotateResponse)(nil),      // 77: boxwood.v1.AnnotateResponse
+	(*BackupRequest)(nil),         // 78: boxwood.v1.BackupRequest
+	(*BackupResponse)(nil),        // 79: boxwood.v1.BackupResponse
+	(*GetPayloadRequest)(nil),     // 80: boxwood.v1.GetPayloadRequest
+	(*GetPayloadResponse)(nil),    // 81: boxwood.v1.GetPayloadResponse
+	(*PruneRequest)(nil),          // 82: boxwood.v1.PruneRequest
+	(*PruneResponse)(nil),         // 83: boxwood.v1.PruneResponse
+	(*PinRequest)(nil),            // 84: boxwood.v1.PinRequest
+	(*PinResponse)(nil),           // 85: boxwood.v1.PinResponse
+	(*UnpinRequest)(nil),          // 86: boxwood.v1.UnpinRequest
+	(*UnpinResponse)(nil),         // 87: boxwood.v1.UnpinResponse
+	(*ExportStatsRequest)(nil),    // 88: boxwood.v1.ExportStatsRequest
+	(*ExportStatsChunk)(nil),      // 89: boxwood.v1.ExportStatsChunk
+	(*ListTablesRequest)(nil),     // 90: boxwood.v1.ListTablesRequest
+	(*Table)(nil),                 // 91: boxwood.v1.Table
+	(*Column)(nil),                // 92: boxwood.v1.Column
+	(*ListTablesResponse)(nil),    // 93: boxwood.v1.ListTablesResponse
+	nil,                           // 94: boxwood.v1.Node.RewardsEntry
+	nil,                           // 95: boxwood.v1.Node.LabelsEntry
+	nil,                           // 96: boxwood.v1.Sandbox.LabelsEntry
+	nil,                           // 97: boxwood.v1.Tree.LabelsEntry
+	nil,                           // 98: boxwood.v1.Image.EnvEntry
+	nil,                           // 99: boxwood.v1.Defaults.EnvEntry
+	nil,                           // 100: boxwood.v1.CreateTreeRequest.LabelsEntry
+	nil,                           // 101: boxwood.v1.ListTreesRequest.LabelsEntry
+	nil,                           // 102: boxwood.v1.Command.EnvEntry
+	nil,                           // 103: boxwood.v1.NodeInput.LabelsEntry
+	(*ForkRequest_Want)(nil),      // 104: boxwood.v1.ForkRequest.Want
+	nil,                           // 105: boxwood.v1.ForkRequest.LabelsEntry
+	nil,                           // 106: boxwood.v1.ListNodesRequest.LabelsEntry
+	nil,                           // 107: boxwood.v1.NodeAnnotation.RewardsEntry
+	nil,                           // 108: boxwood.v1.NodeAnnotation.LabelsEntry
+	(*BackupRequest_Item)(nil),    // 109: boxwood.v1.BackupRequest.Item
 }
 var file_boxwood_v1_boxwood_proto_depIdxs = []int32{
 	5,   // 0: boxwood.v1.Error.origin:type_name -> boxwood.v1.Error.Origin
@@ -7093,32 +7141,32 @@ var file_boxwood_v1_boxwood_proto_depIdxs = []int32{
 	10,  // 6: boxwood.v1.Node.effects:type_name -> boxwood.v1.Effect
 	2,   // 7: boxwood.v1.Node.process_kind:type_name -> boxwood.v1.ProcessKind
 	1,   // 8: boxwood.v1.Node.capture:type_name -> boxwood.v1.CaptureStatus
-	93,  // 9: boxwood.v1.Node.rewards:type_name -> boxwood.v1.Node.RewardsEntry
-	94,  // 10: boxwood.v1.Node.labels:type_name -> boxwood.v1.Node.LabelsEntry
-	95,  // 11: boxwood.v1.Sandbox.labels:type_name -> boxwood.v1.Sandbox.LabelsEntry
-	96,  // 12: boxwood.v1.Tree.labels:type_name -> boxwood.v1.Tree.LabelsEntry
-	97,  // 13: boxwood.v1.Image.env:type_name -> boxwood.v1.Image.EnvEntry
+	94,  // 9: boxwood.v1.Node.rewards:type_name -> boxwood.v1.Node.RewardsEntry
+	95,  // 10: boxwood.v1.Node.labels:type_name -> boxwood.v1.Node.LabelsEntry
+	96,  // 11: boxwood.v1.Sandbox.labels:type_name -> boxwood.v1.Sandbox.LabelsEntry
+	97,  // 12: boxwood.v1.Tree.labels:type_name -> boxwood.v1.Tree.LabelsEntry
+	98,  // 13: boxwood.v1.Image.env:type_name -> boxwood.v1.Image.EnvEntry
 	7,   // 14: boxwood.v1.Capability.state:type_name -> boxwood.v1.Capability.State
 	19,  // 15: boxwood.v1.GetInfoResponse.capabilities:type_name -> boxwood.v1.Capability
 	14,  // 16: boxwood.v1.GetInfoResponse.default_limits:type_name -> boxwood.v1.Limits
 	17,  // 17: boxwood.v1.ImportImageEvent.image:type_name -> boxwood.v1.Image
 	17,  // 18: boxwood.v1.ListImagesResponse.images:type_name -> boxwood.v1.Image
 	28,  // 19: boxwood.v1.SetupStep.file:type_name -> boxwood.v1.FileToWrite
-	98,  // 20: boxwood.v1.Defaults.env:type_name -> boxwood.v1.Defaults.EnvEntry
+	99,  // 20: boxwood.v1.Defaults.env:type_name -> boxwood.v1.Defaults.EnvEntry
 	14,  // 21: boxwood.v1.Defaults.limits:type_name -> boxwood.v1.Limits
 	27,  // 22: boxwood.v1.CreateTreeRequest.setup:type_name -> boxwood.v1.SetupStep
 	29,  // 23: boxwood.v1.CreateTreeRequest.defaults:type_name -> boxwood.v1.Defaults
-	99,  // 24: boxwood.v1.CreateTreeRequest.labels:type_name -> boxwood.v1.CreateTreeRequest.LabelsEntry
+	100, // 24: boxwood.v1.CreateTreeRequest.labels:type_name -> boxwood.v1.CreateTreeRequest.LabelsEntry
 	16,  // 25: boxwood.v1.CreateTreeResponse.tree:type_name -> boxwood.v1.Tree
 	13,  // 26: boxwood.v1.CreateTreeResponse.root:type_name -> boxwood.v1.Node
 	15,  // 27: boxwood.v1.CreateTreeResponse.sandbox:type_name -> boxwood.v1.Sandbox
-	100, // 28: boxwood.v1.ListTreesRequest.labels:type_name -> boxwood.v1.ListTreesRequest.LabelsEntry
+	101, // 28: boxwood.v1.ListTreesRequest.labels:type_name -> boxwood.v1.ListTreesRequest.LabelsEntry
 	16,  // 29: boxwood.v1.ListTreesResponse.trees:type_name -> boxwood.v1.Tree
-	101, // 30: boxwood.v1.Command.env:type_name -> boxwood.v1.Command.EnvEntry
+	102, // 30: boxwood.v1.Command.env:type_name -> boxwood.v1.Command.EnvEntry
 	36,  // 31: boxwood.v1.RunTurnRequest.command:type_name -> boxwood.v1.Command
 	4,   // 32: boxwood.v1.RunTurnRequest.ack:type_name -> boxwood.v1.Ack
 	38,  // 33: boxwood.v1.RunTurnRequest.node:type_name -> boxwood.v1.NodeInput
-	102, // 34: boxwood.v1.NodeInput.labels:type_name -> boxwood.v1.NodeInput.LabelsEntry
+	103, // 34: boxwood.v1.NodeInput.labels:type_name -> boxwood.v1.NodeInput.LabelsEntry
 	40,  // 35: boxwood.v1.TurnEvent.command:type_name -> boxwood.v1.CommandResult
 	42,  // 36: boxwood.v1.TurnEvent.result:type_name -> boxwood.v1.TurnResult
 	11,  // 37: boxwood.v1.CommandResult.observation:type_name -> boxwood.v1.Observation
@@ -7131,98 +7179,99 @@ var file_boxwood_v1_boxwood_proto_depIdxs = []int32{
 	42,  // 44: boxwood.v1.WriteFileResponse.result:type_name -> boxwood.v1.TurnResult
 	54,  // 45: boxwood.v1.UploadRequest.start:type_name -> boxwood.v1.UploadStart
 	42,  // 46: boxwood.v1.UploadResponse.result:type_name -> boxwood.v1.TurnResult
-	103, // 47: boxwood.v1.ForkRequest.wants:type_name -> boxwood.v1.ForkRequest.Want
-	104, // 48: boxwood.v1.ForkRequest.labels:type_name -> boxwood.v1.ForkRequest.LabelsEntry
+	104, // 47: boxwood.v1.ForkRequest.wants:type_name -> boxwood.v1.ForkRequest.Want
+	105, // 48: boxwood.v1.ForkRequest.labels:type_name -> boxwood.v1.ForkRequest.LabelsEntry
 	14,  // 49: boxwood.v1.ForkRequest.limits:type_name -> boxwood.v1.Limits
 	15,  // 50: boxwood.v1.ForkResult.sandbox:type_name -> boxwood.v1.Sandbox
 	9,   // 51: boxwood.v1.ForkResult.error:type_name -> boxwood.v1.Error
-	15,  // 52: boxwood.v1.RollbackResponse.sandbox:type_name -> boxwood.v1.Sandbox
-	15,  // 53: boxwood.v1.RenewResponse.sandboxes:type_name -> boxwood.v1.Sandbox
-	15,  // 54: boxwood.v1.ListSandboxesResponse.sandboxes:type_name -> boxwood.v1.Sandbox
-	13,  // 55: boxwood.v1.WaitCapturedResponse.nodes:type_name -> boxwood.v1.Node
-	1,   // 56: boxwood.v1.ListNodesRequest.capture:type_name -> boxwood.v1.CaptureStatus
-	0,   // 57: boxwood.v1.ListNodesRequest.verdict:type_name -> boxwood.v1.Verdict
-	105, // 58: boxwood.v1.ListNodesRequest.labels:type_name -> boxwood.v1.ListNodesRequest.LabelsEntry
-	13,  // 59: boxwood.v1.TreeEvent.node:type_name -> boxwood.v1.Node
-	16,  // 60: boxwood.v1.TreeEvent.tree:type_name -> boxwood.v1.Tree
-	106, // 61: boxwood.v1.NodeAnnotation.rewards:type_name -> boxwood.v1.NodeAnnotation.RewardsEntry
-	107, // 62: boxwood.v1.NodeAnnotation.labels:type_name -> boxwood.v1.NodeAnnotation.LabelsEntry
-	74,  // 63: boxwood.v1.AnnotateRequest.annotations:type_name -> boxwood.v1.NodeAnnotation
-	108, // 64: boxwood.v1.BackupRequest.items:type_name -> boxwood.v1.BackupRequest.Item
-	8,   // 65: boxwood.v1.BackupRequest.rule:type_name -> boxwood.v1.BackupRequest.Rule
-	91,  // 66: boxwood.v1.Table.columns:type_name -> boxwood.v1.Column
-	90,  // 67: boxwood.v1.ListTablesResponse.tables:type_name -> boxwood.v1.Table
-	18,  // 68: boxwood.v1.Boxwood.GetInfo:input_type -> boxwood.v1.GetInfoRequest
-	21,  // 69: boxwood.v1.Boxwood.ImportImage:input_type -> boxwood.v1.ImportImageRequest
-	23,  // 70: boxwood.v1.Boxwood.ListImages:input_type -> boxwood.v1.ListImagesRequest
-	25,  // 71: boxwood.v1.Boxwood.RemoveImage:input_type -> boxwood.v1.RemoveImageRequest
-	30,  // 72: boxwood.v1.Boxwood.CreateTree:input_type -> boxwood.v1.CreateTreeRequest
-	32,  // 73: boxwood.v1.Boxwood.CloseTree:input_type -> boxwood.v1.CloseTreeRequest
-	34,  // 74: boxwood.v1.Boxwood.ListTrees:input_type -> boxwood.v1.ListTreesRequest
-	37,  // 75: boxwood.v1.Boxwood.RunTurn:input_type -> boxwood.v1.RunTurnRequest
-	43,  // 76: boxwood.v1.Boxwood.BeginTurn:input_type -> boxwood.v1.BeginTurnRequest
-	45,  // 77: boxwood.v1.Boxwood.Exec:input_type -> boxwood.v1.ExecRequest
-	46,  // 78: boxwood.v1.Boxwood.EndTurn:input_type -> boxwood.v1.EndTurnRequest
-	47,  // 79: boxwood.v1.Boxwood.CancelTurn:input_type -> boxwood.v1.CancelTurnRequest
-	49,  // 80: boxwood.v1.Boxwood.ReadFile:input_type -> boxwood.v1.ReadFileRequest
-	51,  // 81: boxwood.v1.Boxwood.WriteFile:input_type -> boxwood.v1.WriteFileRequest
-	53,  // 82: boxwood.v1.Boxwood.Upload:input_type -> boxwood.v1.UploadRequest
-	56,  // 83: boxwood.v1.Boxwood.Download:input_type -> boxwood.v1.DownloadRequest
-	58,  // 84: boxwood.v1.Boxwood.Fork:input_type -> boxwood.v1.ForkRequest
-	60,  // 85: boxwood.v1.Boxwood.Rollback:input_type -> boxwood.v1.RollbackRequest
-	62,  // 86: boxwood.v1.Boxwood.Release:input_type -> boxwood.v1.ReleaseRequest
-	64,  // 87: boxwood.v1.Boxwood.Renew:input_type -> boxwood.v1.RenewRequest
-	66,  // 88: boxwood.v1.Boxwood.ListSandboxes:input_type -> boxwood.v1.ListSandboxesRequest
-	68,  // 89: boxwood.v1.Boxwood.WaitCaptured:input_type -> boxwood.v1.WaitCapturedRequest
-	70,  // 90: boxwood.v1.Boxwood.GetNode:input_type -> boxwood.v1.GetNodeRequest
-	71,  // 91: boxwood.v1.Boxwood.ListNodes:input_type -> boxwood.v1.ListNodesRequest
-	72,  // 92: boxwood.v1.Boxwood.WatchTree:input_type -> boxwood.v1.WatchTreeRequest
-	75,  // 93: boxwood.v1.Boxwood.Annotate:input_type -> boxwood.v1.AnnotateRequest
-	77,  // 94: boxwood.v1.Boxwood.Backup:input_type -> boxwood.v1.BackupRequest
-	79,  // 95: boxwood.v1.Boxwood.GetPayload:input_type -> boxwood.v1.GetPayloadRequest
-	81,  // 96: boxwood.v1.Boxwood.Prune:input_type -> boxwood.v1.PruneRequest
-	83,  // 97: boxwood.v1.Boxwood.Pin:input_type -> boxwood.v1.PinRequest
-	85,  // 98: boxwood.v1.Boxwood.Unpin:input_type -> boxwood.v1.UnpinRequest
-	87,  // 99: boxwood.v1.Boxwood.ExportStats:input_type -> boxwood.v1.ExportStatsRequest
-	89,  // 100: boxwood.v1.Boxwood.ListTables:input_type -> boxwood.v1.ListTablesRequest
-	20,  // 101: boxwood.v1.Boxwood.GetInfo:output_type -> boxwood.v1.GetInfoResponse
-	22,  // 102: boxwood.v1.Boxwood.ImportImage:output_type -> boxwood.v1.ImportImageEvent
-	24,  // 103: boxwood.v1.Boxwood.ListImages:output_type -> boxwood.v1.ListImagesResponse
-	26,  // 104: boxwood.v1.Boxwood.RemoveImage:output_type -> boxwood.v1.RemoveImageResponse
-	31,  // 105: boxwood.v1.Boxwood.CreateTree:output_type -> boxwood.v1.CreateTreeResponse
-	33,  // 106: boxwood.v1.Boxwood.CloseTree:output_type -> boxwood.v1.CloseTreeResponse
-	35,  // 107: boxwood.v1.Boxwood.ListTrees:output_type -> boxwood.v1.ListTreesResponse
-	39,  // 108: boxwood.v1.Boxwood.RunTurn:output_type -> boxwood.v1.TurnEvent
-	44,  // 109: boxwood.v1.Boxwood.BeginTurn:output_type -> boxwood.v1.BeginTurnResponse
-	39,  // 110: boxwood.v1.Boxwood.Exec:output_type -> boxwood.v1.TurnEvent
-	42,  // 111: boxwood.v1.Boxwood.EndTurn:output_type -> boxwood.v1.TurnResult
-	48,  // 112: boxwood.v1.Boxwood.CancelTurn:output_type -> boxwood.v1.CancelTurnResponse
-	50,  // 113: boxwood.v1.Boxwood.ReadFile:output_type -> boxwood.v1.ReadFileResponse
-	52,  // 114: boxwood.v1.Boxwood.WriteFile:output_type -> boxwood.v1.WriteFileResponse
-	55,  // 115: boxwood.v1.Boxwood.Upload:output_type -> boxwood.v1.UploadResponse
-	57,  // 116: boxwood.v1.Boxwood.Download:output_type -> boxwood.v1.DownloadResponse
-	59,  // 117: boxwood.v1.Boxwood.Fork:output_type -> boxwood.v1.ForkResult
-	61,  // 118: boxwood.v1.Boxwood.Rollback:output_type -> boxwood.v1.RollbackResponse
-	63,  // 119: boxwood.v1.Boxwood.Release:output_type -> boxwood.v1.ReleaseResponse
-	65,  // 120: boxwood.v1.Boxwood.Renew:output_type -> boxwood.v1.RenewResponse
-	67,  // 121: boxwood.v1.Boxwood.ListSandboxes:output_type -> boxwood.v1.ListSandboxesResponse
-	69,  // 122: boxwood.v1.Boxwood.WaitCaptured:output_type -> boxwood.v1.WaitCapturedResponse
-	13,  // 123: boxwood.v1.Boxwood.GetNode:output_type -> boxwood.v1.Node
-	13,  // 124: boxwood.v1.Boxwood.ListNodes:output_type -> boxwood.v1.Node
-	73,  // 125: boxwood.v1.Boxwood.WatchTree:output_type -> boxwood.v1.TreeEvent
-	76,  // 126: boxwood.v1.Boxwood.Annotate:output_type -> boxwood.v1.AnnotateResponse
-	78,  // 127: boxwood.v1.Boxwood.Backup:output_type -> boxwood.v1.BackupResponse
-	80,  // 128: boxwood.v1.Boxwood.GetPayload:output_type -> boxwood.v1.GetPayloadResponse
-	82,  // 129: boxwood.v1.Boxwood.Prune:output_type -> boxwood.v1.PruneResponse
-	84,  // 130: boxwood.v1.Boxwood.Pin:output_type -> boxwood.v1.PinResponse
-	86,  // 131: boxwood.v1.Boxwood.Unpin:output_type -> boxwood.v1.UnpinResponse
-	88,  // 132: boxwood.v1.Boxwood.ExportStats:output_type -> boxwood.v1.ExportStatsChunk
-	92,  // 133: boxwood.v1.Boxwood.ListTables:output_type -> boxwood.v1.ListTablesResponse
-	101, // [101:134] is the sub-list for method output_type
-	68,  // [68:101] is the sub-list for method input_type
-	68,  // [68:68] is the sub-list for extension type_name
-	68,  // [68:68] is the sub-list for extension extendee
-	0,   // [0:68] is the sub-list for field type_name
+	59,  // 52: boxwood.v1.ForkResults.results:type_name -> boxwood.v1.ForkResult
+	15,  // 53: boxwood.v1.RollbackResponse.sandbox:type_name -> boxwood.v1.Sandbox
+	15,  // 54: boxwood.v1.RenewResponse.sandboxes:type_name -> boxwood.v1.Sandbox
+	15,  // 55: boxwood.v1.ListSandboxesResponse.sandboxes:type_name -> boxwood.v1.Sandbox
+	13,  // 56: boxwood.v1.WaitCapturedResponse.nodes:type_name -> boxwood.v1.Node
+	1,   // 57: boxwood.v1.ListNodesRequest.capture:type_name -> boxwood.v1.CaptureStatus
+	0,   // 58: boxwood.v1.ListNodesRequest.verdict:type_name -> boxwood.v1.Verdict
+	106, // 59: boxwood.v1.ListNodesRequest.labels:type_name -> boxwood.v1.ListNodesRequest.LabelsEntry
+	13,  // 60: boxwood.v1.TreeEvent.node:type_name -> boxwood.v1.Node
+	16,  // 61: boxwood.v1.TreeEvent.tree:type_name -> boxwood.v1.Tree
+	107, // 62: boxwood.v1.NodeAnnotation.rewards:type_name -> boxwood.v1.NodeAnnotation.RewardsEntry
+	108, // 63: boxwood.v1.NodeAnnotation.labels:type_name -> boxwood.v1.NodeAnnotation.LabelsEntry
+	75,  // 64: boxwood.v1.AnnotateRequest.annotations:type_name -> boxwood.v1.NodeAnnotation
+	109, // 65: boxwood.v1.BackupRequest.items:type_name -> boxwood.v1.BackupRequest.Item
+	8,   // 66: boxwood.v1.BackupRequest.rule:type_name -> boxwood.v1.BackupRequest.Rule
+	92,  // 67: boxwood.v1.Table.columns:type_name -> boxwood.v1.Column
+	91,  // 68: boxwood.v1.ListTablesResponse.tables:type_name -> boxwood.v1.Table
+	18,  // 69: boxwood.v1.Boxwood.GetInfo:input_type -> boxwood.v1.GetInfoRequest
+	21,  // 70: boxwood.v1.Boxwood.ImportImage:input_type -> boxwood.v1.ImportImageRequest
+	23,  // 71: boxwood.v1.Boxwood.ListImages:input_type -> boxwood.v1.ListImagesRequest
+	25,  // 72: boxwood.v1.Boxwood.RemoveImage:input_type -> boxwood.v1.RemoveImageRequest
+	30,  // 73: boxwood.v1.Boxwood.CreateTree:input_type -> boxwood.v1.CreateTreeRequest
+	32,  // 74: boxwood.v1.Boxwood.CloseTree:input_type -> boxwood.v1.CloseTreeRequest
+	34,  // 75: boxwood.v1.Boxwood.ListTrees:input_type -> boxwood.v1.ListTreesRequest
+	37,  // 76: boxwood.v1.Boxwood.RunTurn:input_type -> boxwood.v1.RunTurnRequest
+	43,  // 77: boxwood.v1.Boxwood.BeginTurn:input_type -> boxwood.v1.BeginTurnRequest
+	45,  // 78: boxwood.v1.Boxwood.Exec:input_type -> boxwood.v1.ExecRequest
+	46,  // 79: boxwood.v1.Boxwood.EndTurn:input_type -> boxwood.v1.EndTurnRequest
+	47,  // 80: boxwood.v1.Boxwood.CancelTurn:input_type -> boxwood.v1.CancelTurnRequest
+	49,  // 81: boxwood.v1.Boxwood.ReadFile:input_type -> boxwood.v1.ReadFileRequest
+	51,  // 82: boxwood.v1.Boxwood.WriteFile:input_type -> boxwood.v1.WriteFileRequest
+	53,  // 83: boxwood.v1.Boxwood.Upload:input_type -> boxwood.v1.UploadRequest
+	56,  // 84: boxwood.v1.Boxwood.Download:input_type -> boxwood.v1.DownloadRequest
+	58,  // 85: boxwood.v1.Boxwood.Fork:input_type -> boxwood.v1.ForkRequest
+	61,  // 86: boxwood.v1.Boxwood.Rollback:input_type -> boxwood.v1.RollbackRequest
+	63,  // 87: boxwood.v1.Boxwood.Release:input_type -> boxwood.v1.ReleaseRequest
+	65,  // 88: boxwood.v1.Boxwood.Renew:input_type -> boxwood.v1.RenewRequest
+	67,  // 89: boxwood.v1.Boxwood.ListSandboxes:input_type -> boxwood.v1.ListSandboxesRequest
+	69,  // 90: boxwood.v1.Boxwood.WaitCaptured:input_type -> boxwood.v1.WaitCapturedRequest
+	71,  // 91: boxwood.v1.Boxwood.GetNode:input_type -> boxwood.v1.GetNodeRequest
+	72,  // 92: boxwood.v1.Boxwood.ListNodes:input_type -> boxwood.v1.ListNodesRequest
+	73,  // 93: boxwood.v1.Boxwood.WatchTree:input_type -> boxwood.v1.WatchTreeRequest
+	76,  // 94: boxwood.v1.Boxwood.Annotate:input_type -> boxwood.v1.AnnotateRequest
+	78,  // 95: boxwood.v1.Boxwood.Backup:input_type -> boxwood.v1.BackupRequest
+	80,  // 96: boxwood.v1.Boxwood.GetPayload:input_type -> boxwood.v1.GetPayloadRequest
+	82,  // 97: boxwood.v1.Boxwood.Prune:input_type -> boxwood.v1.PruneRequest
+	84,  // 98: boxwood.v1.Boxwood.Pin:input_type -> boxwood.v1.PinRequest
+	86,  // 99: boxwood.v1.Boxwood.Unpin:input_type -> boxwood.v1.UnpinRequest
+	88,  // 100: boxwood.v1.Boxwood.ExportStats:input_type -> boxwood.v1.ExportStatsRequest
+	90,  // 101: boxwood.v1.Boxwood.ListTables:input_type -> boxwood.v1.ListTablesRequest
+	20,  // 102: boxwood.v1.Boxwood.GetInfo:output_type -> boxwood.v1.GetInfoResponse
+	22,  // 103: boxwood.v1.Boxwood.ImportImage:output_type -> boxwood.v1.ImportImageEvent
+	24,  // 104: boxwood.v1.Boxwood.ListImages:output_type -> boxwood.v1.ListImagesResponse
+	26,  // 105: boxwood.v1.Boxwood.RemoveImage:output_type -> boxwood.v1.RemoveImageResponse
+	31,  // 106: boxwood.v1.Boxwood.CreateTree:output_type -> boxwood.v1.CreateTreeResponse
+	33,  // 107: boxwood.v1.Boxwood.CloseTree:output_type -> boxwood.v1.CloseTreeResponse
+	35,  // 108: boxwood.v1.Boxwood.ListTrees:output_type -> boxwood.v1.ListTreesResponse
+	39,  // 109: boxwood.v1.Boxwood.RunTurn:output_type -> boxwood.v1.TurnEvent
+	44,  // 110: boxwood.v1.Boxwood.BeginTurn:output_type -> boxwood.v1.BeginTurnResponse
+	39,  // 111: boxwood.v1.Boxwood.Exec:output_type -> boxwood.v1.TurnEvent
+	42,  // 112: boxwood.v1.Boxwood.EndTurn:output_type -> boxwood.v1.TurnResult
+	48,  // 113: boxwood.v1.Boxwood.CancelTurn:output_type -> boxwood.v1.CancelTurnResponse
+	50,  // 114: boxwood.v1.Boxwood.ReadFile:output_type -> boxwood.v1.ReadFileResponse
+	52,  // 115: boxwood.v1.Boxwood.WriteFile:output_type -> boxwood.v1.WriteFileResponse
+	55,  // 116: boxwood.v1.Boxwood.Upload:output_type -> boxwood.v1.UploadResponse
+	57,  // 117: boxwood.v1.Boxwood.Download:output_type -> boxwood.v1.DownloadResponse
+	59,  // 118: boxwood.v1.Boxwood.Fork:output_type -> boxwood.v1.ForkResult
+	62,  // 119: boxwood.v1.Boxwood.Rollback:output_type -> boxwood.v1.RollbackResponse
+	64,  // 120: boxwood.v1.Boxwood.Release:output_type -> boxwood.v1.ReleaseResponse
+	66,  // 121: boxwood.v1.Boxwood.Renew:output_type -> boxwood.v1.RenewResponse
+	68,  // 122: boxwood.v1.Boxwood.ListSandboxes:output_type -> boxwood.v1.ListSandboxesResponse
+	70,  // 123: boxwood.v1.Boxwood.WaitCaptured:output_type -> boxwood.v1.WaitCapturedResponse
+	13,  // 124: boxwood.v1.Boxwood.GetNode:output_type -> boxwood.v1.Node
+	13,  // 125: boxwood.v1.Boxwood.ListNodes:output_type -> boxwood.v1.Node
+	74,  // 126: boxwood.v1.Boxwood.WatchTree:output_type -> boxwood.v1.TreeEvent
+	77,  // 127: boxwood.v1.Boxwood.Annotate:output_type -> boxwood.v1.AnnotateResponse
+	79,  // 128: boxwood.v1.Boxwood.Backup:output_type -> boxwood.v1.BackupResponse
+	81,  // 129: boxwood.v1.Boxwood.GetPayload:output_type -> boxwood.v1.GetPayloadResponse
+	83,  // 130: boxwood.v1.Boxwood.Prune:output_type -> boxwood.v1.PruneResponse
+	85,  // 131: boxwood.v1.Boxwood.Pin:output_type -> boxwood.v1.PinResponse
+	87,  // 132: boxwood.v1.Boxwood.Unpin:output_type -> boxwood.v1.UnpinResponse
+	89,  // 133: boxwood.v1.Boxwood.ExportStats:output_type -> boxwood.v1.ExportStatsChunk
+	93,  // 134: boxwood.v1.Boxwood.ListTables:output_type -> boxwood.v1.ListTablesResponse
+	102, // [102:135] is the sub-list for method output_type
+	69,  // [69:102] is the sub-list for method input_type
+	69,  // [69:69] is the sub-list for extension type_name
+	69,  // [69:69] is the sub-list for extension extendee
+	0,   // [0:69] is the sub-list for field type_name
 }
 
 func init() { file_boxwood_v1_boxwood_proto_init() }
@@ -7252,13 +7301,13 @@ func file_boxwood_v1_boxwood_proto_init() {
 		(*ForkResult_Sandbox)(nil),
 		(*ForkResult_Error)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[64].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[65].OneofWrappers = []any{
 		(*TreeEvent_Node)(nil),
 		(*TreeEvent_RemovedNodeId)(nil),
 		(*TreeEvent_Tree)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[65].OneofWrappers = []any{}
-	file_boxwood_v1_boxwood_proto_msgTypes[94].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[66].OneofWrappers = []any{}
+	file_boxwood_v1_boxwood_proto_msgTypes[95].OneofWrappers = []any{
 		(*ForkRequest_Want_NodeId)(nil),
 		(*ForkRequest_Want_SandboxId)(nil),
 	}
@@ -7268,7 +7317,7 @@ func file_boxwood_v1_boxwood_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_boxwood_v1_boxwood_proto_rawDesc), len(file_boxwood_v1_boxwood_proto_rawDesc)),
 			NumEnums:      9,
-			NumMessages:   100,
+			NumMessages:   101,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

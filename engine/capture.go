@@ -1,0 +1,174 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/boxwood-rl/boxwood/engine/pool"
+	"github.com/boxwood-rl/boxwood/engine/stats"
+	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/sched"
+	"github.com/boxwood-rl/boxwood/tree"
+)
+
+// captureLimit bounds one capture. Past it the node is withheld and the sandbox
+// goes on.
+const captureLimit = time.Minute
+
+// submitCapture puts the capture of a sandbox's head in line. Until it is over
+// nobody gets the sandbox's slot.
+func (e *Engine) submitCapture(s *sandbox, b *body, n *tree.Node) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var job *sched.Job
+	job = e.captures.Submit(sched.Shadow, func(ctx context.Context, queued time.Duration) error {
+		defer func() {
+			e.mu.Lock()
+			delete(e.pending, n.ID)
+			e.mu.Unlock()
+		}()
+		return e.capture(ctx, s, b, n, queued)
+	})
+	e.pending[n.ID] = job
+	s.mu.Lock()
+	s.capture = job
+	s.mu.Unlock()
+}
+
+// capture makes the checkpoint of a node whose sandbox stands there untouched.
+func (e *Engine) capture(ctx context.Context, s *sandbox, b *body, n *tree.Node, queued time.Duration) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), captureLimit)
+	defer cancel()
+	row := stats.CaptureRow{
+		Node: n.ID, Tree: n.Tree, Sandbox: s.id, Verdict: n.Verdict, Kind: tree.Empty, Queue: queued,
+		StartedAt: time.Now(), Outcome: stats.Failed,
+	}
+	ck, frozenAt, err := e.captureEmpty(ctx, b, n, &row)
+	if err == nil {
+		row.Checkpoint, row.Bytes, row.Outcome = ck.ID, ck.Bytes, stats.OK
+		_, err = e.Store.Update(ctx, func(tx *tree.Tx) error {
+			return tx.SetCaptured(*ck, frozenAt, false, time.Since(row.StartedAt))
+		})
+		if err == nil {
+			s.mu.Lock()
+			b.checkpoint = ck
+			s.mu.Unlock()
+			e.Stats.Capture(row)
+			return nil
+		}
+		err = fmt.Errorf("recording the capture of node %s: %w", n.ID, err)
+		e.removeSnapshot(ck.Snapshot)
+	}
+	// The sandbox is unharmed, but its next verdict can't lean on this capture.
+	b.watch.Tainted(false, "the last capture failed")
+	row.Reason = fault.As(err).Reason
+	e.Stats.Capture(row)
+	e.log.Warn("capture failed", "node", n.ID, "sandbox", s.id, "error", err)
+	_, mark := e.Store.Update(ctx, func(tx *tree.Tx) error {
+		return tx.SetWithheld(n.ID, "capture failed: "+fault.As(err).Message)
+	})
+	if mark != nil && !fault.Is(mark, fault.NotFound) {
+		e.log.Error("withholding a node whose capture failed", "node", n.ID, "error", mark)
+	}
+	return err
+}
+
+// captureEmpty captures a sandbox without survivors: flush, freeze, snapshot,
+// new epoch, thaw; the rest of the snapshot's work is done after the thaw.
+func (e *Engine) captureEmpty(ctx context.Context, b *body, n *tree.Node, row *stats.CaptureRow) (*tree.Checkpoint, time.Time, error) {
+	began := time.Now()
+	if err := e.Pool.Flush(ctx, b.gen); err != nil {
+		return nil, time.Time{}, fmt.Errorf("flushing: %w", err)
+	}
+	row.Flush = time.Since(began)
+
+	id := ids.NewSnapshot()
+	frozenAt := time.Now()
+	pending, err := e.snapshotFrozen(ctx, b, id, row)
+	if err != nil {
+		return nil, time.Time{}, err
+	}
+	row.Freeze = time.Since(frozenAt)
+
+	finishing := time.Now()
+	seal, err := pending.Finish(ctx)
+	if err != nil {
+		pending.Abort()
+		return nil, time.Time{}, fmt.Errorf("finishing the snapshot: %w", err)
+	}
+	row.Finish = time.Since(finishing)
+	return &tree.Checkpoint{
+		ID: ids.NewCheckpoint(), Tree: n.Tree, Node: n.ID, Snapshot: id, Seal: seal, Process: tree.Empty,
+		Bytes: e.Pool.ExclusiveBytes(id), CreatedAt: frozenAt, FreezeFor: row.Freeze,
+	}, frozenAt, nil
+}
+
+// snapshotFrozen is what happens while the box is frozen. The new epoch begins
+// before the thaw, so that nothing falls between snapshot and epoch.
+func (e *Engine) snapshotFrozen(ctx context.Context, b *body, id ids.Snapshot, row *stats.CaptureRow) (*pool.Pending, error) {
+	if err := b.box.Freeze(ctx); err != nil {
+		return nil, fmt.Errorf("freezing: %w", err)
+	}
+	defer func() {
+		if err := b.box.Thaw(); err != nil {
+			e.log.Error("thawing a box", "generation", b.gen, "error", err)
+		}
+	}()
+	alive, err := b.box.Survivors()
+	if err != nil {
+		return nil, fmt.Errorf("looking for survivors: %w", err)
+	}
+	if len(alive) > 0 {
+		return nil, fault.New(fault.Precondition, "survivors", "%d processes survive and can't be saved yet", len(alive))
+	}
+	began := time.Now()
+	pending, err := e.Pool.Snapshot(ctx, b.gen, id)
+	if err != nil {
+		return nil, fmt.Errorf("taking the snapshot: %w", err)
+	}
+	row.Snapshot = time.Since(began)
+	b.watch.NewEpoch(e.Pool.SnapshotDir(id))
+	return pending, nil
+}
+
+// removeSnapshot gives back file state that no record names.
+func (e *Engine) removeSnapshot(id ids.Snapshot) {
+	if err := e.Pool.Remove(id); err != nil {
+		e.log.Error("removing a snapshot", "snapshot", id, "error", err)
+	}
+}
+
+// WaitCaptured waits until each node is captured, proven or withheld, and
+// returns them.
+func (e *Engine) WaitCaptured(ctx context.Context, nodes []ids.Node) ([]*tree.Node, error) {
+	for _, id := range nodes {
+		e.promote(id)
+	}
+	if err := e.Store.WaitNodes(ctx, nodes, decided); err != nil {
+		return nil, err
+	}
+	v := e.Store.View()
+	out := make([]*tree.Node, len(nodes))
+	for i, id := range nodes {
+		n, err := v.Node(id)
+		if err != nil {
+			return nil, err
+		}
+		out[i] = n
+	}
+	return out, nil
+}
+
+func decided(n *tree.Node) bool { return n.Capture != tree.Recorded }
+
+// promote makes a pending capture urgent: someone waits for it.
+func (e *Engine) promote(id ids.Node) {
+	e.mu.Lock()
+	job := e.pending[id]
+	e.mu.Unlock()
+	if job != nil {
+		job.Promote()
+	}
+}

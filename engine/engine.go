@@ -1,0 +1,213 @@
+// Package engine ties turns, nodes and captures together: the life of
+// sandboxes, the capture that hides in the model's shadow, the fork from any
+// past node.
+//
+// The path of one turn, by file: turn.go (begin, exec, end: the node is written
+// and the reply goes out), capture.go (the shadow), fork.go (children of a
+// node), rollback.go, trees.go (where trees start), sandbox.go (what is live:
+// locks, leases, release), restart.go (what is found after a crash).
+//
+// Locks, outermost first: a sandbox's slot (held for a whole turn, capture
+// wait, rollback or release) > sandbox.mu (fields, never held over I/O) >
+// Engine.mu (the maps). The store has its own. A capture runs without the
+// slot: whoever takes the slot waits for it first.
+package engine
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/boxwood-rl/boxwood/engine/box"
+	"github.com/boxwood-rl/boxwood/engine/pool"
+	"github.com/boxwood-rl/boxwood/engine/stats"
+	"github.com/boxwood-rl/boxwood/inspector"
+	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/sched"
+	"github.com/boxwood-rl/boxwood/tree"
+)
+
+// Boxes starts sandboxes; *box.Host is the real one.
+type Boxes interface {
+	Start(ctx context.Context, root box.Root, id box.Identity) (box.Box, error)
+	// Adopt finds a box of an earlier daemon by its record.
+	Adopt(ctx context.Context, record []byte) (box.Box, error)
+	// Sweep ends every box of an earlier daemon that wasn't adopted.
+	Sweep(ctx context.Context) (killed int, err error)
+	Ready() int
+	Close() error
+}
+
+// Parts are what an Engine is put together from. It owns and closes them.
+type Parts struct {
+	Store     *tree.Store
+	Pool      pool.Pool
+	Boxes     Boxes
+	Inspector inspector.Inspector
+	Stats     *stats.Recorder
+}
+
+// Config of an Engine. Zero values mean the defaults named here.
+type Config struct {
+	StateDir string
+	// Lease is how long a sandbox lives without a call: 30 minutes.
+	Lease time.Duration
+	// TurnDeadline of a command that names none: 10 minutes.
+	TurnDeadline time.Duration
+	// OutputLimit of a turn that names none: 64 KiB a stream.
+	OutputLimit int
+	// MaxSandboxes that may live at once: 2000.
+	MaxSandboxes int
+	// Limits of a sandbox whose tree names none.
+	Limits tree.Limits
+	// Captures that run at once: 2.
+	Captures int
+	// Forks that are being made at once: 4.
+	Forks int
+	Log   *slog.Logger
+}
+
+func (c *Config) fill() {
+	def := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	num := func(n *int, v int) {
+		if *n == 0 {
+			*n = v
+		}
+	}
+	def(&c.Lease, 30*time.Minute)
+	def(&c.TurnDeadline, 10*time.Minute)
+	num(&c.OutputLimit, 64<<10)
+	num(&c.MaxSandboxes, 2000)
+	num(&c.Captures, 2)
+	num(&c.Forks, 4)
+	if c.Limits == (tree.Limits{}) {
+		c.Limits = tree.Limits{MemoryBytes: 2 << 30, Pids: 512, CPUMillis: 0, DiskBytes: 4 << 30}
+	}
+	if c.Log == nil {
+		c.Log = slog.Default()
+	}
+}
+
+// Engine runs sandboxes and grows trees. Safe for concurrent use.
+type Engine struct {
+	Parts
+	cfg Config
+	log *slog.Logger
+
+	captures *sched.Runner
+	forks    chan struct{} // one token per fork being made
+	removals *sched.Runner // kills of released boxes, removal of file state
+	setups   flights       // set-ups being run, by digest
+	images   sync.Mutex    // one import or removal at a time
+
+	mu        sync.Mutex
+	sandboxes map[ids.Sandbox]*sandbox
+	turns     map[ids.Turn]*turn
+	pending   map[ids.Node]*sched.Job // captures not yet decided
+	reserved  int                     // sandboxes being made
+	closing   bool
+
+	stop context.CancelFunc
+	wg   sync.WaitGroup
+}
+
+// New puts an Engine together and brings it to the state its store describes:
+// sandboxes of an earlier daemon are adopted or ended, captures that were
+// pending are made again or their nodes withheld.
+func New(ctx context.Context, parts Parts, cfg Config) (*Engine, error) {
+	cfg.fill()
+	life, stop := context.WithCancel(context.WithoutCancel(ctx))
+	e := &Engine{
+		Parts: parts, cfg: cfg, log: cfg.Log, stop: stop,
+		captures:  sched.NewRunner(cfg.Captures),
+		removals:  sched.NewRunner(2),
+		forks:     make(chan struct{}, cfg.Forks),
+		sandboxes: map[ids.Sandbox]*sandbox{},
+		turns:     map[ids.Turn]*turn{},
+		pending:   map[ids.Node]*sched.Job{},
+	}
+	if err := os.MkdirAll(e.boxDir(), 0o700); err != nil {
+		return nil, fmt.Errorf("making the folder of box records: %w", err)
+	}
+	if err := e.reconcile(ctx); err != nil {
+		return nil, err
+	}
+	e.wg.Add(1)
+	go e.reapExpired(life)
+	return e, nil
+}
+
+func (e *Engine) boxDir() string { return filepath.Join(e.cfg.StateDir, "boxes") }
+
+// Info is what the engine knows of itself.
+type Info struct {
+	Sandboxes, Nodes, Zygotes int
+	Pool                      pool.Usage
+	Limits                    tree.Limits
+	LostEvents                uint64
+	PendingRemovals           int
+	Capabilities              []Capability
+}
+
+// Capability is something of the host that work depends on. State is 1 yes,
+// 2 no, 3 unknown.
+type Capability struct {
+	Name, Detail string
+	State        int
+}
+
+// Info reads the engine's counters.
+func (e *Engine) Info() (Info, error) {
+	usage, err := e.Pool.Usage()
+	if err != nil {
+		return Info{}, err
+	}
+	e.mu.Lock()
+	live := len(e.sandboxes)
+	e.mu.Unlock()
+	return Info{
+		Sandboxes: live, Nodes: e.Store.View().NodeCount(""), Zygotes: e.Boxes.Ready(), Pool: usage,
+		Limits: e.cfg.Limits, LostEvents: e.Inspector.LostEvents(),
+		PendingRemovals: e.removals.Pending() + e.Pool.PendingRemovals(),
+	}, nil
+}
+
+// Close refuses new work, cancels running turns (their nodes say so), finishes
+// the captures that were acknowledged, ends every sandbox and lets go of the
+// parts. Each step is bounded by ctx. Idempotent.
+func (e *Engine) Close(ctx context.Context) error {
+	e.mu.Lock()
+	if e.closing {
+		e.mu.Unlock()
+		return nil
+	}
+	e.closing = true
+	e.mu.Unlock()
+	e.stop()
+	e.wg.Wait()
+
+	var all sync.WaitGroup
+	for _, s := range e.live() {
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			s.cancelTurn()
+			if err := e.release(ctx, s, "shutdown"); err != nil {
+				e.log.Warn("releasing a sandbox at shutdown", "sandbox", s.id, "error", err)
+			}
+		}()
+	}
+	all.Wait()
+	e.captures.Close()
+	e.removals.Drain(ctx)
+	e.removals.Close()
+	return e.closeParts()
+}

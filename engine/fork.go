@@ -1,0 +1,458 @@
+package engine
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/boxwood-rl/boxwood/engine/box"
+	"github.com/boxwood-rl/boxwood/engine/pool"
+	"github.com/boxwood-rl/boxwood/engine/stats"
+	"github.com/boxwood-rl/boxwood/inspector"
+	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/tree"
+)
+
+// MaxChildren of one want.
+const MaxChildren = 1024
+
+// Want asks for count children of a node, or of the node a sandbox stands at.
+type Want struct {
+	Node    ids.Node
+	Sandbox ids.Sandbox
+	Count   int
+}
+
+// ForkOptions go for all children of one call.
+type ForkOptions struct {
+	Scratch       bool
+	Labels        map[string]string
+	Lease         time.Duration
+	Limits        tree.Limits
+	MinReady      int
+	ReplaceFailed bool
+	Seed          uint64
+	Request       string // names the call in statistics
+}
+
+// Child is the outcome of one child: a sandbox or why there is none.
+type Child struct {
+	Want, Child int
+	Sandbox     Sandbox
+	Err         error
+	Ready       time.Duration // from the request to ready
+}
+
+// point is what all children of one want are made from: one checkpoint,
+// captured at most once (law 1).
+type point struct {
+	node       *tree.Node
+	checkpoint *tree.Checkpoint
+	tree       *tree.Tree
+}
+
+// forkPoint finds the checkpoint of a node, waiting for its capture if that is
+// still on its way.
+func (e *Engine) forkPoint(ctx context.Context, w Want) (point, error) {
+	id := w.Node
+	if w.Sandbox != "" {
+		s, err := e.find(w.Sandbox)
+		if err != nil {
+			return point{}, err
+		}
+		id = s.describe().Head
+	}
+	if err := ids.Check(string(id), "nd_", "node"); err != nil {
+		return point{}, err
+	}
+	v := e.Store.View()
+	n, err := v.Node(id)
+	if err != nil {
+		return point{}, err
+	}
+	if n.Capture == tree.Recorded {
+		waited, err := e.WaitCaptured(ctx, []ids.Node{id})
+		if err != nil {
+			return point{}, err
+		}
+		v, n = e.Store.View(), waited[0]
+	}
+	t, err := v.Tree(n.Tree)
+	if err != nil {
+		return point{}, err
+	}
+	if t.Closed {
+		return point{}, fault.New(fault.Precondition, "tree_closed", "tree %s is closed", t.ID).
+			WithHint("start a new tree from the node: create_tree(node=%s)", n.ID)
+	}
+	if n.Capture == tree.Withheld {
+		return point{}, errWithheld(v, n)
+	}
+	ck, err := v.Checkpoint(n.Checkpoint)
+	if err != nil {
+		return point{}, err
+	}
+	return point{node: n, checkpoint: ck, tree: t}, nil
+}
+
+// errWithheld says why a node can't be restored and from where one can go on.
+func errWithheld(v *tree.View, n *tree.Node) error {
+	err := fault.New(fault.Precondition, "node_withheld", "node %s is withheld: %s", n.ID, n.WithheldReason)
+	turns := 0
+	for a := range v.PathToRoot(n.ID) {
+		if a.Capture == tree.Captured || a.Capture == tree.Proven {
+			return err.WithHint("the nearest node that can be forked is %s; %d turns would have to be run again from there", a.ID, turns)
+		}
+		turns++
+	}
+	return err
+}
+
+// Fork makes children. Each is given to result as it becomes ready or fails;
+// result is called from one goroutine at a time. The error is for the call as a whole: a bad
+// request, a node that can't be forked, or fewer than MinReady children (those
+// that were ready are released then).
+func (e *Engine) Fork(ctx context.Context, arrived time.Time, wants []Want, o ForkOptions, result func(Child)) error {
+	total := 0
+	for _, w := range wants {
+		if w.Count < 1 || w.Count > MaxChildren {
+			return fault.New(fault.Invalid, "bad_count", "%d children asked for; 1 to %d can be", w.Count, MaxChildren)
+		}
+		total += w.Count
+	}
+	if total == 0 || total > 4*MaxChildren {
+		return fault.New(fault.Invalid, "bad_count", "%d children asked for in one call; 1 to %d can be", total, 4*MaxChildren)
+	}
+	if err := e.reserve(total); err != nil {
+		return err
+	}
+	defer e.unreserve(total)
+	points := make([]point, len(wants))
+	for i, w := range wants {
+		p, err := e.forkPoint(ctx, w)
+		if err != nil {
+			return err
+		}
+		points[i] = p
+	}
+
+	var births []*birth
+	for i, w := range wants {
+		for k := range w.Count {
+			births = append(births, e.conceive(points[i], i, k, o))
+		}
+	}
+	// The children's records are made durable while the children are made.
+	recorded := make(chan error, 1)
+	go func() { recorded <- e.recordBirths(ctx, births) }()
+	var durable sync.Once
+	var durableErr error
+	isDurable := func() error {
+		durable.Do(func() { durableErr = <-recorded })
+		return durableErr
+	}
+
+	var mu sync.Mutex
+	var ready []ids.Sandbox
+	var wg sync.WaitGroup
+	for _, b := range births {
+		// Tokens are taken in order, so that the first children come out first.
+		var err error
+		select {
+		case e.forks <- struct{}{}:
+		case <-ctx.Done():
+			err = fault.New(fault.Deadline, "fork_deadline", "forking node %s: %w", b.point.node.ID, context.Cause(ctx))
+		}
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			if err == nil {
+				err = e.bear(ctx, b, o)
+				<-e.forks
+			}
+			if dErr := isDurable(); err == nil && dErr != nil {
+				e.bury(b.body)
+				err = dErr
+			}
+			c := Child{Want: b.want, Child: b.child, Err: err, Ready: time.Since(arrived)}
+			b.row.Ready = c.Ready
+			if err == nil {
+				s := e.enlist(b)
+				c.Sandbox = s.describe()
+				b.row.Outcome = stats.OK
+			} else {
+				e.forget(b)
+				b.row.Reason = fault.As(err).Reason
+			}
+			b.row.Batch = int64(total)
+			e.Stats.Fork(b.row)
+			mu.Lock()
+			defer mu.Unlock()
+			if err == nil {
+				ready = append(ready, b.rec.ID)
+			}
+			result(c)
+		}()
+	}
+	wg.Wait()
+	if len(ready) < o.MinReady {
+		_, err := e.Release(context.WithoutCancel(ctx), ready)
+		if err != nil {
+			e.log.Error("releasing the children of a failed fork", "error", err)
+		}
+		return fault.New(fault.Unavailable, "min_ready", "%d of %d children became ready, %d were asked for at least", len(ready), total, o.MinReady)
+	}
+	return nil
+}
+
+// birth is a child being made.
+type birth struct {
+	point       point
+	want, child int
+	rec         *tree.Sandbox
+	id          box.Identity
+	seed        string
+	body        *body
+	row         stats.ForkRow
+}
+
+func (e *Engine) conceive(p point, want, child int, o ForkOptions) *birth {
+	b := &birth{point: p, want: want, child: child}
+	gen := ids.NewGeneration()
+	limits := mergeLimits(o.Limits, p.tree.Defaults.Limits, e.cfg.Limits)
+	if o.Seed != 0 {
+		b.seed = childSeed(o.Seed, p.node.ID, child)
+	}
+	lease := o.Lease
+	if lease <= 0 {
+		lease = p.tree.Defaults.Lease
+	}
+	if lease <= 0 {
+		lease = e.cfg.Lease
+	}
+	b.id = identity(gen, b.seed, limits)
+	b.rec = &tree.Sandbox{
+		ID: ids.NewSandbox(), Tree: p.node.Tree, Head: p.node.ID, Generation: gen, Scratch: o.Scratch, State: tree.Live,
+		Lease: lease, LeaseUntil: time.Now().Add(lease), Labels: o.Labels, Hostname: b.id.Hostname, Limits: limits,
+	}
+	b.row = stats.ForkRow{
+		Request: o.Request, Node: p.node.ID, Tree: p.node.Tree, Child: int64(child), Sandbox: b.rec.ID, Checkpoint: p.checkpoint.ID,
+		StartedAt: time.Now(), Outcome: stats.Failed, Scratch: o.Scratch,
+	}
+	return b
+}
+
+// childSeed is f(seed, node, child): the first 8 bytes of a sha256, in decimal.
+func childSeed(seed uint64, node ids.Node, child int) string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%d/%s/%d", seed, node, child))
+	v, _ := strconv.ParseUint(hex.EncodeToString(sum[:8]), 16, 64)
+	return strconv.FormatUint(v>>1, 10)
+}
+
+func mergeLimits(l ...tree.Limits) (out tree.Limits) {
+	pick := func(dst *int64, v int64) {
+		if *dst == 0 {
+			*dst = v
+		}
+	}
+	for _, v := range l {
+		pick(&out.MemoryBytes, v.MemoryBytes)
+		pick(&out.Pids, v.Pids)
+		pick(&out.CPUMillis, v.CPUMillis)
+		pick(&out.DiskBytes, v.DiskBytes)
+	}
+	return out
+}
+
+func (e *Engine) recordBirths(ctx context.Context, births []*birth) error {
+	_, err := e.Store.Update(context.WithoutCancel(ctx), func(tx *tree.Tx) error {
+		for _, b := range births {
+			if _, err := tx.Node(b.rec.Head); err != nil {
+				return err // pruned in the meantime
+			}
+			if err := tx.PutSandbox(*b.rec); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("recording sandboxes: %w", err)
+	}
+	return nil
+}
+
+// forget removes the record of a child that wasn't born.
+func (e *Engine) forget(b *birth) {
+	_, err := e.Store.Update(context.Background(), func(tx *tree.Tx) error { return tx.DeleteSandbox(b.rec.ID) })
+	if err != nil {
+		e.log.Error("removing the record of a child that failed", "sandbox", b.rec.ID, "error", err)
+	}
+}
+
+// bear makes the child's body, trying once more if that may help and is asked for.
+func (e *Engine) bear(ctx context.Context, b *birth, o ForkOptions) error {
+	err := e.materialise(ctx, b)
+	if err == nil || !o.ReplaceFailed || !fault.As(err).Retryable() || ctx.Err() != nil {
+		return err
+	}
+	return e.materialise(ctx, b)
+}
+
+// materialise makes a body that stands at the birth's checkpoint: a clone,
+// checked against its seal; a zygote that takes it as its root; a watch that is
+// there before anything runs. What was made is undone if a later step fails.
+func (e *Engine) materialise(ctx context.Context, b *birth) (err error) {
+	ck, gen := b.point.checkpoint, b.rec.Generation
+	began := time.Now()
+	upper, err := e.Pool.Clone(ctx, ck.Snapshot, ck.Seal, gen, b.rec.Limits.DiskBytes)
+	if err != nil {
+		return fmt.Errorf("cloning the snapshot of node %s: %w", ck.Node, err)
+	}
+	b.row.Clone = time.Since(began) // the check against the seal included
+	defer func() {
+		if err != nil {
+			if uerr := e.Pool.Release(gen); uerr != nil {
+				e.log.Error("releasing a clone", "generation", gen, "error", uerr)
+			}
+		}
+	}()
+	began = time.Now()
+	bx, err := e.Boxes.Start(ctx, box.Root{Lower: upper.Layers, Upper: upper.Dir, Work: upper.Work}, b.id)
+	if err != nil {
+		return fmt.Errorf("starting a box: %w", err)
+	}
+	b.row.Attach = time.Since(began)
+	watch, err := e.watch(bx, upper, ck)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(e.boxDir(), string(gen)), bx.Record(), 0o600)
+	}
+	if err != nil {
+		if watch != nil {
+			watch.Close()
+		}
+		if kerr := bx.Kill(context.WithoutCancel(ctx)); kerr != nil {
+			e.log.Error("ending a half-made box", "generation", gen, "error", kerr)
+		}
+		return err
+	}
+	b.body = &body{gen: gen, hostname: b.id.Hostname, upper: upper, box: bx, watch: watch, checkpoint: ck}
+	return nil
+}
+
+func (e *Engine) watch(bx box.Box, upper *pool.Upper, ck *tree.Checkpoint) (inspector.Watch, error) {
+	w, err := e.Inspector.Watch(inspector.Subject{
+		Cgroup: bx.RunCgroup(), Upper: upper.Dir, Subvolume: upper.Subvolume, Lower: upper.Layers,
+		Base: e.Pool.SnapshotDir(ck.Snapshot),
+		Survivors: func() ([]inspector.Survivor, error) {
+			procs, err := bx.Survivors()
+			out := make([]inspector.Survivor, len(procs))
+			for i, p := range procs {
+				out[i] = inspector.Survivor{PID: p.PID, Cmdline: p.Cmdline}
+			}
+			return out, err
+		},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("watching a box: %w", err)
+	}
+	return w, nil
+}
+
+// enlist makes a child known.
+func (e *Engine) enlist(b *birth) *sandbox {
+	s := newSandbox(b.rec, b.point.tree.Defaults)
+	s.seed, s.body = b.seed, b.body
+	e.mu.Lock()
+	e.sandboxes[s.id] = s
+	e.mu.Unlock()
+	return s
+}
+
+// reserve admits n more sandboxes.
+func (e *Engine) reserve(n int) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closing {
+		return fault.New(fault.Unavailable, "shutting_down", "the daemon is shutting down")
+	}
+	if have := len(e.sandboxes) + e.reserved; have+n > e.cfg.MaxSandboxes {
+		return fault.New(fault.Exhausted, "too_many_sandboxes", "%d sandboxes live or are being made, %d more would pass the limit of %d", have, n, e.cfg.MaxSandboxes).
+			WithHint("release some, or start the daemon with a higher --max-sandboxes").After(time.Second)
+	}
+	e.reserved += n
+	return nil
+}
+
+func (e *Engine) unreserve(n int) {
+	e.mu.Lock()
+	e.reserved -= n
+	e.mu.Unlock()
+}
+
+// Rollback puts a live sandbox back to a node of its tree, in place: the same
+// id, a new generation. The new body is made first: if that fails the sandbox
+// stays as it is.
+func (e *Engine) Rollback(ctx context.Context, id ids.Sandbox, to ids.Node, commit func(*tree.Tx, Sandbox) error) (Sandbox, error) {
+	s, err := e.find(id)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	if _, err := s.acquire(ctx, 0); err != nil {
+		return Sandbox{}, err
+	}
+	defer s.releaseSlot()
+	s.renew(0)
+	p, err := e.forkPoint(ctx, Want{Node: to})
+	if err != nil {
+		return Sandbox{}, err
+	}
+	if p.node.Tree != s.tree {
+		return Sandbox{}, fault.New(fault.Invalid, "other_tree", "node %s is of tree %s; sandbox %s grows tree %s", to, p.node.Tree, id, s.tree).
+			WithHint("fork the node instead")
+	}
+	if err := e.reserve(1); err != nil {
+		return Sandbox{}, err
+	}
+	defer e.unreserve(1)
+	gen := ids.NewGeneration()
+	rec := s.record()
+	rec.Generation, rec.Head, rec.Commands = gen, to, 0
+	b := &birth{point: p, rec: rec, id: identity(gen, s.seed, s.limits)}
+	rec.Hostname = b.id.Hostname
+	if err := e.materialise(ctx, b); err != nil {
+		return Sandbox{}, err
+	}
+	s.mu.Lock()
+	old, oldHead := s.body, s.head
+	s.body, s.head, s.capture = b.body, to, nil
+	s.mu.Unlock()
+	_, err = e.Store.Update(context.WithoutCancel(ctx), func(tx *tree.Tx) error {
+		if _, err := tx.Node(to); err != nil {
+			return err
+		}
+		if err := tx.PutSandbox(*rec); err != nil {
+			return err
+		}
+		if commit == nil {
+			return nil
+		}
+		return commit(tx, s.describe())
+	})
+	if err != nil {
+		s.mu.Lock()
+		s.body, s.head = old, oldHead
+		s.mu.Unlock()
+		e.bury(b.body)
+		return Sandbox{}, fmt.Errorf("recording the rollback of sandbox %s: %w", id, err)
+	}
+	e.bury(old)
+	return s.describe(), nil
+}

@@ -1,0 +1,95 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/boxwood-rl/boxwood/engine/image"
+	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/tree"
+)
+
+// ImportImage brings a root file system into the pool and records it. The same
+// content again only adds the name.
+func (e *Engine) ImportImage(ctx context.Context, path, name string, progress func(step string, done, total int64)) (*image.Result, error) {
+	e.images.Lock() // an image being removed and one being imported may share layers
+	defer e.images.Unlock()
+	r, err := (&image.Importer{Pool: e.Pool}).Import(ctx, path, name, progress)
+	if err != nil {
+		return nil, err
+	}
+	fresh := true
+	_, err = e.Store.Update(ctx, func(tx *tree.Tx) error {
+		known, err := tx.Image(string(r.Image.Digest))
+		if err == nil {
+			fresh = false
+			merged := *known
+			merged.Names = union(known.Names, r.Image.Names)
+			r.Image.Names, r.Image.Base, r.Image.BaseSeal, r.Image.CreatedAt = merged.Names, known.Base, known.BaseSeal, known.CreatedAt
+			return tx.PutImage(merged)
+		}
+		if !fault.Is(err, fault.NotFound) {
+			return err
+		}
+		r.Image.CreatedAt = time.Now()
+		return tx.PutImage(r.Image)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("recording image %s: %w", r.Image.Digest, err)
+	}
+	if !fresh && r.NewBase != r.Image.Base {
+		e.removeSnapshot(r.NewBase)
+	}
+	return r, nil
+}
+
+func union(a, b []string) []string {
+	seen := map[string]bool{}
+	var out []string
+	for _, s := range append(append([]string{}, a...), b...) {
+		if !seen[s] {
+			seen[s] = true
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// RemoveImage removes an image that no tree stands on, and the layers that no
+// other image has.
+func (e *Engine) RemoveImage(ctx context.Context, ref string) (freed int64, err error) {
+	e.images.Lock()
+	defer e.images.Unlock()
+	var gone *tree.Image
+	shared := map[ids.Layer]bool{}
+	_, err = e.Store.Update(ctx, func(tx *tree.Tx) error {
+		if gone, err = tx.Image(ref); err != nil {
+			return err
+		}
+		for other := range tx.Images() {
+			if other.Digest != gone.Digest {
+				for _, l := range other.Layers {
+					shared[l] = true
+				}
+			}
+		}
+		return tx.DeleteImage(gone.Digest)
+	})
+	if err != nil {
+		return 0, err
+	}
+	e.removeCondemned(ctx)
+	for i := len(gone.Layers) - 1; i >= 0; i-- {
+		if shared[gone.Layers[i]] {
+			continue
+		}
+		n, err := e.Pool.RemoveLayer(ctx, gone.Layers[i])
+		if err != nil {
+			return freed, fmt.Errorf("removing a layer of image %s: %w", gone.Digest, err)
+		}
+		freed += n
+	}
+	return freed, nil
+}

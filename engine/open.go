@@ -1,0 +1,129 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"os"
+	"path/filepath"
+
+	"github.com/boxwood-rl/boxwood/engine/box"
+	"github.com/boxwood-rl/boxwood/engine/pool"
+	"github.com/boxwood-rl/boxwood/engine/stats"
+	"github.com/boxwood-rl/boxwood/inspector"
+	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/tree"
+)
+
+// OpenOptions are what the daemon's flags say.
+type OpenOptions struct {
+	Config
+	// RunDir holds control sockets of sandboxes; empty: below StateDir.
+	RunDir string
+	// PoolBytes is the size of the pool's sparse file; 0: the default.
+	PoolBytes int64
+	// PoolDir is a folder on an existing btrfs to use instead of a file.
+	PoolDir string
+	// Zygotes kept ready; 0: the default.
+	Zygotes int
+	// Cgroup is the name of Boxwood's group; empty: "boxwood".
+	Cgroup string
+}
+
+// Open opens the state folder with all real parts. The process must be root in a
+// mount namespace of its own (see PrivateMounts).
+func Open(ctx context.Context, o OpenOptions) (*Engine, error) {
+	o.fill()
+	if o.RunDir == "" {
+		o.RunDir = filepath.Join(o.StateDir, "run")
+	}
+	if o.Zygotes == 0 {
+		o.Zygotes = 16
+	}
+	if o.Cgroup == "" {
+		o.Cgroup = "boxwood"
+	}
+	for _, dir := range []string{o.StateDir, o.RunDir} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, fmt.Errorf("making the state folder: %w", err)
+		}
+	}
+	var p Parts
+	fail := func(err error) (*Engine, error) {
+		return nil, errors.Join(err, (&Engine{Parts: p, log: o.Log}).closeParts())
+	}
+	var err error
+	if p.Store, err = tree.Open(filepath.Join(o.StateDir, "tree"), tree.Options{}); err != nil {
+		return fail(fmt.Errorf("opening the tree store: %w", err))
+	}
+	if p.Pool, err = pool.OpenBtrfs(pool.Options{Dir: o.StateDir, SizeBytes: o.PoolBytes, ExistingBtrfs: o.PoolDir}); err != nil {
+		p.Pool = nil
+		return fail(fmt.Errorf("opening the pool: %w", err))
+	}
+	if p.Inspector, err = inspector.Open(inspector.Options{}); err != nil {
+		p.Inspector = nil
+		return fail(fmt.Errorf("opening the inspector: %w", err))
+	}
+	if p.Boxes, err = box.Open(box.Config{RunDir: o.RunDir, Zygotes: o.Zygotes, Limits: o.Limits, CgroupRoot: o.Cgroup}); err != nil {
+		p.Boxes = nil
+		return fail(fmt.Errorf("opening the sandbox host: %w", err))
+	}
+	if p.Stats, err = stats.New(stats.Options{Dir: filepath.Join(o.StateDir, "stats"), Nodes: nodeRows(p.Store)}); err != nil {
+		p.Stats = nil
+		return fail(fmt.Errorf("opening the statistics: %w", err))
+	}
+	e, err := New(ctx, p, o.Config)
+	if err != nil {
+		return fail(err)
+	}
+	return e, nil
+}
+
+// nodeRows reads the table "nodes" from the store.
+func nodeRows(s *tree.Store) func(ids.Tree) iter.Seq[stats.NodeRow] {
+	return func(of ids.Tree) iter.Seq[stats.NodeRow] {
+		return func(yield func(stats.NodeRow) bool) {
+			v := s.View()
+			for t := range v.Trees() {
+				if of != "" && t.ID != of {
+					continue
+				}
+				for n := range v.NodesOf(t.ID) {
+					full, err := v.FullNode(n.ID)
+					if err != nil {
+						continue // pruned since the view was taken
+					}
+					row := stats.NodeRow{Node: full}
+					if n.Checkpoint != "" {
+						row.Restores, _ = v.Checkpoint(n.Checkpoint)
+					}
+					if !yield(row) {
+						return
+					}
+				}
+			}
+		}
+	}
+}
+
+// closeParts lets go of the parts in the order in which they depend on each other.
+func (e *Engine) closeParts() error {
+	var errs []error
+	if e.Boxes != nil {
+		errs = append(errs, e.Boxes.Close())
+	}
+	if e.Inspector != nil {
+		errs = append(errs, e.Inspector.Close())
+	}
+	if e.Stats != nil {
+		errs = append(errs, e.Stats.Close())
+	}
+	if e.Pool != nil {
+		errs = append(errs, e.Pool.Close())
+	}
+	if e.Store != nil {
+		errs = append(errs, e.Store.Close())
+	}
+	return errors.Join(errs...)
+}

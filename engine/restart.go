@@ -1,0 +1,164 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/tree"
+)
+
+// reconcile brings host and store together after the daemon ended, however it
+// ended. A sandbox is adopted if its pid 1 still lives and has run nothing that
+// the store doesn't know of; a capture that was pending is made again if its
+// sandbox was adopted, else its node is withheld. What nobody needs any more is
+// removed. One bad sandbox never stops it.
+func (e *Engine) reconcile(ctx context.Context) error {
+	v := e.Store.View()
+	adopted := map[ids.Generation]bool{}
+	var lost []ids.Sandbox
+	recapture := map[ids.Node]*sandbox{}
+	for rec := range v.Sandboxes() {
+		s, err := e.adopt(ctx, v, rec)
+		if err != nil {
+			e.log.Info("a sandbox of the last run is gone", "sandbox", rec.ID, "why", err)
+			lost = append(lost, rec.ID)
+			continue
+		}
+		adopted[rec.Generation] = true
+		recapture[s.head] = s
+	}
+	if _, err := e.Boxes.Sweep(ctx); err != nil {
+		e.log.Error("ending boxes of the last run", "error", err)
+	}
+	var withheld []ids.Node
+	var again []*tree.Node
+	for n := range v.PendingCaptures() {
+		if recapture[n.ID] != nil && recapture[n.ID].id == n.Sandbox {
+			again = append(again, n)
+		} else {
+			withheld = append(withheld, n.ID)
+		}
+	}
+	keep := map[ids.Snapshot]bool{}
+	for ck := range v.Checkpoints() {
+		keep[ck.Snapshot] = true
+	}
+	for image := range v.Images() {
+		keep[image.Base] = true
+	}
+	removed, err := e.Pool.Reconcile(adopted, keep)
+	if err != nil {
+		return fmt.Errorf("reconciling the pool: %w", err)
+	}
+	_, err = e.Store.Update(ctx, func(tx *tree.Tx) error {
+		for _, id := range withheld {
+			if err := tx.SetWithheld(id, "capture lost: the daemon ended before it was made"); err != nil {
+				return err
+			}
+		}
+		for _, id := range lost {
+			if err := tx.DeleteSandbox(id); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("recording what the restart found: %w", err)
+	}
+	e.removeCondemned(ctx)
+	e.removeBoxRecords(adopted)
+	for _, n := range again {
+		s := recapture[n.ID]
+		e.submitCapture(s, s.body, n)
+	}
+	if len(adopted)+len(lost)+len(withheld)+removed > 0 {
+		e.log.Info("took over from the last run", "adopted", len(adopted), "sandboxes_gone", len(lost),
+			"captures_again", len(again), "captures_lost", len(withheld), "file_state_removed", removed)
+	}
+	return nil
+}
+
+// adopt takes over a sandbox that is exactly as its record says.
+func (e *Engine) adopt(ctx context.Context, v *tree.View, rec *tree.Sandbox) (*sandbox, error) {
+	if rec.Scratch {
+		return nil, fault.New(fault.NotFound, "scratch", "scratch sandboxes don't outlive the daemon")
+	}
+	t, err := v.Tree(rec.Tree)
+	if err != nil {
+		return nil, err
+	}
+	ck, err := lastCheckpoint(v, rec.Head)
+	if err != nil {
+		return nil, err
+	}
+	record, err := os.ReadFile(filepath.Join(e.boxDir(), string(rec.Generation)))
+	if err != nil {
+		return nil, err
+	}
+	upper, err := e.Pool.FindUpper(rec.Generation)
+	if err != nil {
+		return nil, err
+	}
+	bx, err := e.Boxes.Adopt(ctx, record)
+	if err != nil {
+		return nil, err
+	}
+	kill := func(err error) error {
+		if kerr := bx.Kill(ctx); kerr != nil {
+			e.log.Error("ending a box of the last run", "generation", rec.Generation, "error", kerr)
+		}
+		return err
+	}
+	if have := bx.Commands(); have != rec.Commands {
+		return nil, kill(fault.New(fault.Precondition, "moved_on", "it ran %d commands, its last node knows of %d", have, rec.Commands))
+	}
+	alive, err := bx.Survivors()
+	if err != nil {
+		return nil, kill(err)
+	}
+	watch, err := e.watch(bx, upper, ck)
+	if err != nil {
+		return nil, kill(err)
+	}
+	// Nobody watched while there was no daemon, and what led from the checkpoint
+	// to here isn't known any more.
+	head, err := v.Node(rec.Head)
+	watch.Tainted(err != nil || len(alive) > 0 || head.Capture == tree.Withheld, "the daemon was restarted")
+	fresh := *rec
+	fresh.LeaseUntil = time.Now().Add(rec.Lease)
+	s := newSandbox(&fresh, t.Defaults)
+	s.body = &body{gen: rec.Generation, hostname: rec.Hostname, upper: upper, box: bx, watch: watch, checkpoint: ck}
+	e.mu.Lock()
+	e.sandboxes[s.id] = s
+	e.mu.Unlock()
+	return s, nil
+}
+
+// lastCheckpoint is the checkpoint of the nearest node, from id up, that has one.
+func lastCheckpoint(v *tree.View, id ids.Node) (*tree.Checkpoint, error) {
+	for n := range v.PathToRoot(id) {
+		if n.Checkpoint != "" {
+			return v.Checkpoint(n.Checkpoint)
+		}
+	}
+	return nil, fault.New(fault.DataLoss, "no_checkpoint", "no node from %s up has a checkpoint", id)
+}
+
+func (e *Engine) removeBoxRecords(keep map[ids.Generation]bool) {
+	entries, err := os.ReadDir(e.boxDir())
+	if err != nil {
+		e.log.Error("reading the folder of box records", "error", err)
+		return
+	}
+	for _, d := range entries {
+		if !keep[ids.Generation(d.Name())] {
+			_ = os.Remove(filepath.Join(e.boxDir(), d.Name()))
+		}
+	}
+}

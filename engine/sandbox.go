@@ -1,0 +1,361 @@
+package engine
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/boxwood-rl/boxwood/engine/box"
+	"github.com/boxwood-rl/boxwood/engine/pool"
+	"github.com/boxwood-rl/boxwood/inspector"
+	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/sched"
+	"github.com/boxwood-rl/boxwood/tree"
+)
+
+// sandbox is one live sandbox. Its id stays over rollbacks; what it is made of
+// (body) is replaced as a whole.
+type sandbox struct {
+	id       ids.Sandbox
+	tree     ids.Tree
+	scratch  bool
+	labels   map[string]string
+	lease    time.Duration
+	limits   tree.Limits
+	defaults tree.Defaults
+	seed     string
+
+	// slot holds one token: who has it may start a turn, roll back or release.
+	slot chan struct{}
+
+	mu         sync.Mutex
+	body       *body
+	head       ids.Node
+	turn       *turn      // the open turn
+	capture    *sched.Job // pending or running capture of head
+	leaseUntil time.Time
+	gone       bool
+}
+
+// body is one materialised generation: file state, processes, and the watch
+// over both. checkpoint is its last successful capture; an epoch of the watch
+// began there.
+type body struct {
+	gen        ids.Generation
+	hostname   string
+	upper      *pool.Upper
+	box        box.Box
+	watch      inspector.Watch
+	checkpoint *tree.Checkpoint
+}
+
+func newSandbox(r *tree.Sandbox, d tree.Defaults) *sandbox {
+	return &sandbox{
+		id: r.ID, tree: r.Tree, scratch: r.Scratch, labels: r.Labels, lease: r.Lease, limits: r.Limits,
+		defaults: d, head: r.Head, slot: make(chan struct{}, 1), leaseUntil: time.Now().Add(r.Lease),
+	}
+}
+
+// acquire takes the slot: at once, or within wait while another turn runs. It
+// then waits for the capture of the last turn (law 9) and says how long that
+// took: the exposed delay.
+func (s *sandbox) acquire(ctx context.Context, wait time.Duration) (exposed time.Duration, err error) {
+	select {
+	case s.slot <- struct{}{}:
+	default:
+		if err := s.waitSlot(ctx, wait); err != nil {
+			return 0, err
+		}
+	}
+	s.mu.Lock()
+	gone, job := s.gone, s.capture
+	s.mu.Unlock()
+	if gone {
+		s.releaseSlot()
+		return 0, errGone(s.id)
+	}
+	if job == nil {
+		return 0, nil
+	}
+	began := time.Now()
+	select {
+	case <-job.Done():
+		return 0, nil
+	default:
+	}
+	job.Promote()
+	select {
+	case <-job.Done(): // its failure is the node's affair: withheld, and the watch is tainted
+		return time.Since(began), nil
+	case <-ctx.Done():
+		s.releaseSlot()
+		return 0, fault.New(fault.Deadline, "capture_wait", "waiting for the capture of sandbox %s: %w", s.id, context.Cause(ctx))
+	}
+}
+
+func (s *sandbox) waitSlot(ctx context.Context, wait time.Duration) error {
+	busy := fault.New(fault.Busy, "sandbox_busy", "sandbox %s is running another turn", s.id).
+		WithHint("one turn at a time: wait for it, cancel it, or fork the node and run both")
+	if wait <= 0 {
+		return busy
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case s.slot <- struct{}{}:
+		return nil
+	case <-timer.C:
+		return busy
+	case <-ctx.Done():
+		return fault.New(fault.Deadline, "busy_wait", "waiting for the running turn of sandbox %s: %w", s.id, context.Cause(ctx))
+	}
+}
+
+func (s *sandbox) releaseSlot() { <-s.slot }
+
+func (s *sandbox) renew(lease time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if lease > 0 {
+		s.lease = lease
+	}
+	if until := time.Now().Add(s.lease); until.After(s.leaseUntil) || lease > 0 {
+		s.leaseUntil = until
+	}
+}
+
+func (s *sandbox) cancelTurn() (was bool) {
+	s.mu.Lock()
+	t := s.turn
+	s.mu.Unlock()
+	if t == nil {
+		return false
+	}
+	t.interrupt(tree.Stopped)
+	return true
+}
+
+// Sandbox is a snapshot of what a sandbox is now.
+type Sandbox struct {
+	ID         ids.Sandbox
+	Tree       ids.Tree
+	Head       ids.Node
+	Generation ids.Generation
+	Hostname   string
+	Scratch    bool
+	Busy       bool
+	LeaseUntil time.Time
+	Labels     map[string]string
+}
+
+func (s *sandbox) describe() Sandbox {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return Sandbox{
+		ID: s.id, Tree: s.tree, Head: s.head, Generation: s.body.gen, Hostname: s.body.hostname,
+		Scratch: s.scratch, Busy: s.turn != nil, LeaseUntil: s.leaseUntil, Labels: s.labels,
+	}
+}
+
+func (s *sandbox) record() *tree.Sandbox {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return &tree.Sandbox{
+		ID: s.id, Tree: s.tree, Head: s.head, Generation: s.body.gen, Scratch: s.scratch, State: tree.Live,
+		LeaseUntil: s.leaseUntil, Lease: s.lease, Labels: s.labels, Hostname: s.body.hostname, Limits: s.limits,
+		Commands: s.body.box.Commands(),
+	}
+}
+
+func errGone(id ids.Sandbox) error {
+	return fault.New(fault.NotFound, "sandbox_gone", "no live sandbox %s", id).
+		WithHint("it was released, its lease ended or it was lost; fork its node to get another")
+}
+
+// Sandbox gives what a live sandbox is now.
+func (e *Engine) Sandbox(id ids.Sandbox) (Sandbox, error) {
+	s, err := e.find(id)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	return s.describe(), nil
+}
+
+// Sandboxes lists the live ones, of one tree or (empty) of all.
+func (e *Engine) Sandboxes(of ids.Tree) []Sandbox {
+	out := []Sandbox{}
+	for _, s := range e.live() {
+		if of == "" || s.tree == of {
+			out = append(out, s.describe())
+		}
+	}
+	return out
+}
+
+func (e *Engine) find(id ids.Sandbox) (*sandbox, error) {
+	if err := ids.Check(string(id), "sb_", "sandbox"); err != nil {
+		return nil, err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if s := e.sandboxes[id]; s != nil {
+		return s, nil
+	}
+	return nil, errGone(id)
+}
+
+// Renew lengthens leases; 0 keeps each sandbox's own length.
+func (e *Engine) Renew(list []ids.Sandbox, lease time.Duration) ([]Sandbox, error) {
+	out := make([]Sandbox, 0, len(list))
+	for _, id := range list {
+		s, err := e.find(id)
+		if err != nil {
+			return nil, err
+		}
+		s.renew(lease)
+		out = append(out, s.describe())
+	}
+	return out, nil
+}
+
+// Release ends sandboxes. One that is gone already is no error: Release says
+// how many it ended. A running turn is cancelled first; a capture that was
+// acknowledged is finished first.
+func (e *Engine) Release(ctx context.Context, list []ids.Sandbox) (int, error) {
+	released := 0
+	for _, id := range list {
+		s, err := e.find(id)
+		if fault.Is(err, fault.NotFound) {
+			continue
+		}
+		if err != nil {
+			return released, err
+		}
+		s.cancelTurn()
+		if err := e.release(ctx, s, "released"); err != nil {
+			return released, err
+		}
+		released++
+	}
+	return released, nil
+}
+
+func (e *Engine) release(ctx context.Context, s *sandbox, why string) error {
+	_, err := s.acquire(ctx, time.Minute)
+	if fault.Is(err, fault.NotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer s.releaseSlot()
+	return e.drop(ctx, s, why)
+}
+
+// drop takes a sandbox out of the engine; the caller has its slot. Its body is
+// torn down behind the reply.
+func (e *Engine) drop(ctx context.Context, s *sandbox, why string) error {
+	s.mu.Lock()
+	s.gone = true
+	b := s.body
+	s.mu.Unlock()
+	e.mu.Lock()
+	delete(e.sandboxes, s.id)
+	e.mu.Unlock()
+	e.bury(b)
+	_, err := e.Store.Update(context.WithoutCancel(ctx), func(tx *tree.Tx) error { return tx.DeleteSandbox(s.id) })
+	if err != nil {
+		return fmt.Errorf("recording that sandbox %s is %s: %w", s.id, why, err)
+	}
+	e.log.Debug("sandbox ended", "sandbox", s.id, "why", why)
+	return nil
+}
+
+// bury tears a body down in the background: processes first, then what they
+// could write to.
+func (e *Engine) bury(b *body) {
+	e.removals.Submit(sched.Shadow, func(ctx context.Context, _ time.Duration) error {
+		b.watch.Close()
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		if err := b.box.Kill(ctx); err != nil {
+			// Its file state stays until the next start finds nobody using it.
+			e.log.Error("ending a box", "generation", b.gen, "error", err)
+			return err
+		}
+		_ = os.Remove(filepath.Join(e.boxDir(), string(b.gen)))
+		return e.Pool.Release(b.gen)
+	})
+}
+
+// reapExpired ends sandboxes whose lease is over and notices those that died.
+func (e *Engine) reapExpired(ctx context.Context) {
+	defer e.wg.Done()
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			e.reapOnce(ctx, now)
+		}
+	}
+}
+
+func (e *Engine) reapOnce(ctx context.Context, now time.Time) {
+	for _, s := range e.live() {
+		if !s.over(now) {
+			continue
+		}
+		if _, err := s.acquire(ctx, 0); err != nil {
+			continue // a turn came first and renewed it, or it is gone
+		}
+		if s.over(time.Now()) {
+			if err := e.drop(ctx, s, "expired"); err != nil {
+				e.log.Error("ending an expired sandbox", "sandbox", s.id, "error", err)
+			}
+		}
+		s.releaseSlot()
+	}
+}
+
+// over reports whether the lease has ended or pid 1 has died.
+func (s *sandbox) over(now time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	select {
+	case <-s.body.box.Done():
+		return true
+	default:
+		return s.turn == nil && now.After(s.leaseUntil)
+	}
+}
+
+func (e *Engine) live() []*sandbox {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	live := make([]*sandbox, 0, len(e.sandboxes))
+	for _, s := range e.sandboxes {
+		live = append(live, s)
+	}
+	return live
+}
+
+// identity is what tells this generation from its siblings (law 11).
+func identity(gen ids.Generation, seed string, limits tree.Limits) box.Identity {
+	sum := sha256.Sum256([]byte("machine-id/" + gen))
+	return box.Identity{
+		Hostname:   "box-" + string(gen[len(gen)-12:]),
+		MachineID:  hex.EncodeToString(sum[:16]),
+		Generation: string(gen),
+		Seed:       seed,
+		Limits:     limits,
+	}
+}

@@ -1,0 +1,286 @@
+package service
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/boxwood-rl/boxwood/engine"
+	"github.com/boxwood-rl/boxwood/internal/miniroot"
+	"github.com/boxwood-rl/boxwood/internal/testenv"
+	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
+)
+
+// The tests of this package run a real daemon in a process of its own: this
+// test binary, started again with daemonDir set.
+const daemonDir = "BOXWOOD_TEST_DAEMON"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(daemonDir); dir != "" {
+		if err := runDaemon(dir); err != nil {
+			fmt.Fprintln(os.Stderr, "daemon:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	code := m.Run()
+	shared.stop()
+	os.Exit(code)
+}
+
+func runDaemon(dir string) error {
+	if err := engine.PrivateMounts(); err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	o := engine.OpenOptions{PoolBytes: 4 << 30, Zygotes: 8, Cgroup: "boxwood-test-" + filepath.Base(dir)}
+	o.StateDir, o.Log = dir, log
+	e, err := engine.Open(ctx, o)
+	if err != nil {
+		return err
+	}
+	l, err := Listen(filepath.Join(dir, "sock"), "")
+	if err != nil {
+		return err
+	}
+	server := New(e, "test", log)
+	go func() { _ = server.Serve(l) }()
+	fmt.Println("ready")
+	<-ctx.Done()
+	grace, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	Shutdown(grace, server)
+	return e.Close(grace)
+}
+
+// daemon is a running daemon and a client of it.
+type daemon struct {
+	t      testing.TB
+	dir    string
+	cmd    *exec.Cmd
+	log    *logTail
+	conn   *grpc.ClientConn
+	client boxwoodv1.BoxwoodClient
+	image  string
+}
+
+// logTail keeps the end of the daemon's log for failures.
+type logTail struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (l *logTail) follow(r io.Reader) {
+	sc := bufio.NewScanner(r)
+	sc.Buffer(nil, 1<<20)
+	for sc.Scan() {
+		l.mu.Lock()
+		if l.lines = append(l.lines, sc.Text()); len(l.lines) > 400 {
+			l.lines = l.lines[100:]
+		}
+		l.mu.Unlock()
+	}
+}
+
+func (l *logTail) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Join(l.lines, "\n")
+}
+
+// startDaemon starts a daemon on a state folder; empty: a fresh one, removed at
+// the test's end.
+func startDaemon(t testing.TB, dir string) *daemon {
+	t.Helper()
+	testenv.Require(t, testenv.Root, testenv.BPF, testenv.Btrfs)
+	if dir == "" {
+		dir = stateDir(t)
+	}
+	d, err := launch(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.t = t
+	t.Cleanup(func() {
+		d.stop()
+		if t.Failed() {
+			t.Logf("daemon's log:\n%s", d.log)
+		}
+	})
+	return d
+}
+
+// stateDir is a folder on a real disk with a short path: unix sockets lie in it.
+func stateDir(t testing.TB) string {
+	dir, err := os.MkdirTemp("/var/tmp", "bw")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+func launch(dir string) (*daemon, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	d := &daemon{dir: dir, log: &logTail{}}
+	d.cmd = exec.Command(self)
+	d.cmd.Env = append(os.Environ(), daemonDir+"="+dir)
+	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+	errs, err := d.cmd.StderrPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := d.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := d.cmd.Start(); err != nil {
+		return nil, err
+	}
+	go d.log.follow(errs)
+	ready := make(chan error, 1)
+	go func() {
+		line, err := bufio.NewReader(out).ReadString('\n')
+		if line != "ready\n" {
+			err = fmt.Errorf("the daemon didn't become ready: %q, %v", line, err)
+		}
+		ready <- err
+	}()
+	select {
+	case err = <-ready:
+	case <-time.After(60 * time.Second):
+		err = fmt.Errorf("the daemon wasn't ready after 60 s")
+	}
+	if err == nil {
+		d.conn, err = grpc.NewClient("unix://"+filepath.Join(dir, "sock"), grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessage), grpc.MaxCallSendMsgSize(MaxMessage)))
+	}
+	if err != nil {
+		_ = d.cmd.Process.Kill()
+		_ = d.cmd.Wait()
+		return nil, fmt.Errorf("%w; log:\n%s", err, d.log)
+	}
+	d.client = boxwoodv1.NewBoxwoodClient(d.conn)
+	return d, nil
+}
+
+// stop ends the daemon as an administrator would. Safe to call twice.
+func (d *daemon) stop() {
+	if d == nil || d.cmd == nil {
+		return
+	}
+	_ = d.conn.Close()
+	_ = d.cmd.Process.Signal(syscall.SIGTERM)
+	done := make(chan struct{})
+	go func() { _ = d.cmd.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(60 * time.Second):
+		_ = d.cmd.Process.Kill()
+		<-done
+		if d.t != nil {
+			d.t.Errorf("the daemon didn't stop within 60 s; log:\n%s", d.log)
+		}
+	}
+	if d.t != nil && !d.cmd.ProcessState.Success() && d.cmd.ProcessState.ExitCode() != -1 {
+		d.t.Errorf("the daemon ended with %v", d.cmd.ProcessState)
+	}
+	d.cmd = nil
+}
+
+// kill ends the daemon in mid-work.
+func (d *daemon) kill() {
+	_ = d.conn.Close()
+	_ = d.cmd.Process.Kill()
+	_ = d.cmd.Wait()
+	d.cmd = nil
+}
+
+// shared is one daemon for the tests that don't restart it.
+var shared sharedDaemon
+
+type sharedDaemon struct {
+	once sync.Once
+	d    *daemon
+	dir  string
+	err  error
+}
+
+func (s *sharedDaemon) stop() {
+	if s.d != nil {
+		s.d.stop()
+	}
+	if s.dir != "" {
+		_ = os.RemoveAll(s.dir)
+	}
+}
+
+// running gives the shared daemon, with the mini root imported.
+func running(t testing.TB) *daemon {
+	t.Helper()
+	testenv.Require(t, testenv.Root, testenv.BPF, testenv.Btrfs)
+	shared.once.Do(func() {
+		if shared.dir, shared.err = os.MkdirTemp("/var/tmp", "bw"); shared.err != nil {
+			return
+		}
+		shared.d, shared.err = launch(shared.dir)
+	})
+	if shared.err != nil {
+		t.Fatal(shared.err)
+	}
+	d := *shared.d
+	d.t = t
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("daemon's log:\n%s", d.log)
+		}
+	})
+	d.importRoot(t)
+	return &d
+}
+
+func (d *daemon) importRoot(t testing.TB) {
+	t.Helper()
+	stream, err := d.client.ImportImage(ctx(t), &boxwoodv1.ImportImageRequest{Path: miniroot.Make(t), Name: "mini"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		m, err := stream.Recv()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal("importing the mini root: ", err)
+		}
+		if m.GetImage() != nil {
+			d.image = m.GetImage().GetDigest()
+		}
+	}
+}
+
+// ctx bounds a test's calls.
+func ctx(t testing.TB) context.Context {
+	c, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	t.Cleanup(cancel)
+	return c
+}

@@ -1,0 +1,94 @@
+package service
+
+import (
+	"context"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+
+	"github.com/boxwood-rl/boxwood/internal/ids"
+	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
+)
+
+func (s *Service) GetInfo(context.Context, *boxwoodv1.GetInfoRequest) (*boxwoodv1.GetInfoResponse, error) {
+	i, err := s.e.Info()
+	if err != nil {
+		return nil, err
+	}
+	var u unix.Utsname
+	_ = unix.Uname(&u)
+	m := &boxwoodv1.GetInfoResponse{
+		Version: s.version, Kernel: unix.ByteSliceToString(u.Release[:]),
+		PoolBytesTotal: i.Pool.Total, PoolBytesUsed: i.Pool.Used, Sandboxes: int64(i.Sandboxes), Nodes: int64(i.Nodes),
+		ZygotesReady: int64(i.Zygotes), DefaultLimits: limitsMessage(i.Limits), LostEvents: int64(i.LostEvents),
+		PendingRemovals: int64(i.PendingRemovals),
+	}
+	for _, c := range i.Capabilities {
+		m.Capabilities = append(m.Capabilities, &boxwoodv1.Capability{Name: c.Name, State: boxwoodv1.Capability_State(c.State), Detail: c.Detail})
+	}
+	return m, nil
+}
+
+// progressEvery is how often an import tells how far it is.
+const progressEvery = 200 * time.Millisecond
+
+func (s *Service) ImportImage(req *boxwoodv1.ImportImageRequest, out grpc.ServerStreamingServer[boxwoodv1.ImportImageEvent]) error {
+	ctx := out.Context()
+	last, _, err := once(ctx, s, req.GetIdempotencyKey(), req, &boxwoodv1.ImportImageEvent{}, func(record) (*boxwoodv1.ImportImageEvent, error) {
+		var told time.Time
+		var step string
+		r, err := s.e.ImportImage(ctx, req.GetPath(), req.GetName(), func(now string, done, total int64) {
+			if now == step && time.Since(told) < progressEvery {
+				return
+			}
+			told, step = time.Now(), now
+			// A client that stopped listening ends the call through its context.
+			_ = out.Send(&boxwoodv1.ImportImageEvent{Step: now, DoneBytes: done, TotalBytes: total})
+		})
+		if err != nil {
+			return nil, err
+		}
+		return &boxwoodv1.ImportImageEvent{Step: "done", Image: imageMessage(&r.Image), LeftOut: r.LeftOut, LeftOutCount: r.LeftOutCount}, nil
+	})
+	if err != nil {
+		return err
+	}
+	return out.Send(last)
+}
+
+func (s *Service) ListImages(context.Context, *boxwoodv1.ListImagesRequest) (*boxwoodv1.ListImagesResponse, error) {
+	m := &boxwoodv1.ListImagesResponse{}
+	for i := range s.e.Store.View().Images() {
+		m.Images = append(m.Images, imageMessage(i))
+	}
+	return m, nil
+}
+
+func (s *Service) RemoveImage(ctx context.Context, req *boxwoodv1.RemoveImageRequest) (*boxwoodv1.RemoveImageResponse, error) {
+	got, _, err := once(ctx, s, req.GetIdempotencyKey(), req, &boxwoodv1.RemoveImageResponse{}, func(record) (*boxwoodv1.RemoveImageResponse, error) {
+		freed, err := s.e.RemoveImage(ctx, req.GetImage())
+		return &boxwoodv1.RemoveImageResponse{FreedBytes: freed}, err
+	})
+	return got, err
+}
+
+func (s *Service) ExportStats(req *boxwoodv1.ExportStatsRequest, out grpc.ServerStreamingServer[boxwoodv1.ExportStatsChunk]) error {
+	w := chunks(func(p []byte) error { return out.Send(&boxwoodv1.ExportStatsChunk{Data: p}) })
+	if err := s.e.Stats.Export(out.Context(), req.GetTable(), ids.Tree(req.GetTreeId()), w); err != nil {
+		return err
+	}
+	return w.flush()
+}
+
+func (s *Service) ListTables(context.Context, *boxwoodv1.ListTablesRequest) (*boxwoodv1.ListTablesResponse, error) {
+	m := &boxwoodv1.ListTablesResponse{}
+	for _, t := range s.e.Stats.Tables() {
+		tm := &boxwoodv1.Table{Name: t.Name, Description: t.Description, Rows: t.Rows}
+		for _, c := range t.Columns {
+			tm.Columns = append(tm.Columns, &boxwoodv1.Column{Name: c.Name, Type: c.Type, Description: c.Description})
+		}
+		m.Tables = append(m.Tables, tm)
+	}
+	return m, nil
+}

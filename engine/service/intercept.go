@@ -1,0 +1,138 @@
+package service
+
+import (
+	"context"
+	"runtime/debug"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/boxwood-rl/boxwood/internal/fault"
+	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
+)
+
+// requestHeader names the id of a call; the client may choose it, the answer's
+// trailer and every failure repeat it.
+const requestHeader = "x-request-id"
+
+type requestKey struct{}
+
+func requestID(ctx context.Context) string {
+	id, _ := ctx.Value(requestKey{}).(string)
+	return id
+}
+
+// admit gives a call its id and its deadline.
+func admit(ctx context.Context) (context.Context, context.CancelFunc, string) {
+	id := ""
+	if md, ok := metadata.FromIncomingContext(ctx); ok {
+		if v := md.Get(requestHeader); len(v) > 0 && len(v[0]) <= 128 {
+			id = v[0]
+		}
+	}
+	if id == "" {
+		id = ulid.Make().String()
+	}
+	ctx = context.WithValue(ctx, requestKey{}, id)
+	if _, ok := ctx.Deadline(); ok {
+		return ctx, func() {}, id
+	}
+	ctx, cancel := context.WithTimeout(ctx, DefaultDeadline)
+	return ctx, cancel, id
+}
+
+func (s *Service) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (resp any, err error) {
+	began := time.Now()
+	ctx, cancel, id := admit(ctx)
+	defer cancel()
+	_ = grpc.SetTrailer(ctx, metadata.Pairs(requestHeader, id))
+	defer func() { err = s.outcome(id, info.FullMethod, began, recover(), err) }()
+	return handle(ctx, req)
+}
+
+func (s *Service) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
+	began := time.Now()
+	ctx, cancel, id := admit(ss.Context())
+	defer cancel()
+	ss.SetTrailer(metadata.Pairs(requestHeader, id))
+	defer func() { err = s.outcome(id, info.FullMethod, began, recover(), err) }()
+	return handle(srv, streamWith{ss, ctx})
+}
+
+type streamWith struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (s streamWith) Context() context.Context { return s.ctx }
+
+// outcome translates a failure, once.
+func (s *Service) outcome(id, method string, began time.Time, panicked any, err error) error {
+	if panicked != nil {
+		s.log.Error("a call panicked", "request", id, "method", method, "panic", panicked, "stack", string(debug.Stack()))
+		err = fault.New(fault.Internal, "panic", "a defect in the daemon ended this call").
+			WithHint("the daemon's log has the details under request %s", id)
+	}
+	if err == nil {
+		s.log.Debug("call", "request", id, "method", method, "took", time.Since(began))
+		return nil
+	}
+	f := fault.As(err)
+	level := s.log.Debug
+	if f.Origin() == fault.Infrastructure && f.Kind != fault.Exhausted {
+		level = s.log.Warn
+	}
+	level("call failed", "request", id, "method", method, "took", time.Since(began), "reason", f.Reason, "error", err)
+	return toStatus(id, err)
+}
+
+var codeOf = map[fault.Kind]codes.Code{
+	fault.Internal: codes.Internal, fault.Invalid: codes.InvalidArgument, fault.NotFound: codes.NotFound,
+	fault.Exists: codes.AlreadyExists, fault.Precondition: codes.FailedPrecondition, fault.Busy: codes.Aborted,
+	fault.Exhausted: codes.ResourceExhausted, fault.Unavailable: codes.Unavailable, fault.Deadline: codes.DeadlineExceeded,
+	fault.Cancelled: codes.Canceled, fault.DataLoss: codes.DataLoss, fault.Unsupported: codes.Unimplemented,
+	fault.Denied: codes.PermissionDenied,
+}
+
+// toStatus is the one place where a failure becomes a gRPC status.
+func toStatus(id string, err error) error {
+	if st, ok := status.FromError(err); ok && st.Code() != codes.Unknown {
+		return err // grpc's own, e.g. of a stream that broke
+	}
+	f, code := classify(err)
+	st, derr := status.New(code, f.Message).WithDetails(errorDetail(id, f))
+	if derr != nil {
+		return status.Error(code, f.Message)
+	}
+	return st.Err()
+}
+
+func classify(err error) (*fault.Error, codes.Code) {
+	f := fault.As(err)
+	if f.Reason == "internal" {
+		switch {
+		case errorsIs(err, context.DeadlineExceeded):
+			f = fault.New(fault.Deadline, "deadline", "%s", f.Message)
+		case errorsIs(err, context.Canceled):
+			f = fault.New(fault.Cancelled, "cancelled", "%s", f.Message)
+		}
+	}
+	return f, codeOf[f.Kind]
+}
+
+func errorDetail(id string, f *fault.Error) *boxwoodv1.Error {
+	origin := boxwoodv1.Error_ORIGIN_INFRASTRUCTURE
+	switch f.Origin() {
+	case fault.Client:
+		origin = boxwoodv1.Error_ORIGIN_CLIENT
+	case fault.Agent:
+		origin = boxwoodv1.Error_ORIGIN_AGENT
+	}
+	return &boxwoodv1.Error{
+		Reason: f.Reason, Origin: origin, Retryable: f.Retryable(), Hint: f.Hint, RequestId: id, RetryAfterNs: int64(f.RetryAfter),
+	}
+}

@@ -1,0 +1,307 @@
+package service
+
+import (
+	"context"
+	"io"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/boxwood-rl/boxwood/engine"
+	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/ids"
+	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
+	"github.com/boxwood-rl/boxwood/tree"
+)
+
+// The bounds of one message's content.
+const (
+	maxInline = 4 << 20
+	chunkSize = 256 << 10
+)
+
+func (s *Service) RunTurn(req *boxwoodv1.RunTurnRequest, out grpc.ServerStreamingServer[boxwoodv1.TurnEvent]) error {
+	if err := checkCommand(req.GetCommand()); err != nil {
+		return err
+	}
+	ctx := out.Context()
+	result, _, err := once(ctx, s, req.GetIdempotencyKey(), req, &boxwoodv1.TurnResult{}, func(rec record) (*boxwoodv1.TurnResult, error) {
+		c := command(req.GetCommand())
+		relay := newRelay(out)
+		c.Output = relay.write
+		r, err := s.e.RunTurn(ctx, ids.Sandbox(req.GetSandboxId()), c, nodeInput(req.GetNode()),
+			time.Duration(req.GetBusyWaitNs()), recordResult(rec))
+		relay.close()
+		if err != nil {
+			return nil, err
+		}
+		return s.acknowledge(ctx, r, req.GetAck())
+	})
+	if err != nil {
+		return err
+	}
+	return out.Send(&boxwoodv1.TurnEvent{Event: &boxwoodv1.TurnEvent_Result{Result: result}})
+}
+
+// recordResult keeps the turn's answer with its node.
+func recordResult(rec record) engine.Commit {
+	return func(tx *tree.Tx, r engine.TurnResult) error { return rec(tx, resultMessage(tx, r)) }
+}
+
+// acknowledge makes the answer of a turn, after its capture if that is asked for.
+func (s *Service) acknowledge(ctx context.Context, r engine.TurnResult, ack boxwoodv1.Ack) (*boxwoodv1.TurnResult, error) {
+	if ack == boxwoodv1.Ack_ACK_CAPTURED && r.Node.Capture == tree.Recorded {
+		began := time.Now()
+		waited, err := s.e.WaitCaptured(ctx, []ids.Node{r.Node.ID})
+		if err != nil {
+			return nil, err
+		}
+		n := *r.Node
+		c := waited[0]
+		n.Capture, n.Checkpoint, n.WithheldReason, n.FrozenAt, n.ModifyIndex = c.Capture, c.Checkpoint, c.WithheldReason, c.FrozenAt, c.ModifyIndex
+		r.Node, r.Timings.Capture = &n, time.Since(began)
+	}
+	return resultMessage(s.e.Store.View(), r), nil
+}
+
+func checkCommand(c *boxwoodv1.Command) error {
+	if len(c.GetStdin()) > maxInline {
+		return fault.New(fault.Invalid, "stdin_too_large", "stdin has %d bytes; at most %d can be sent", len(c.GetStdin()), maxInline).
+			WithHint("upload a file and redirect it")
+	}
+	if c.GetDeadlineNs() < 0 || c.GetOutputLimit() < 0 || c.GetOutputLimit() > tree.MaxObservation {
+		return fault.New(fault.Invalid, "bad_command", "a deadline can't be negative, an output limit is 0 to %d", tree.MaxObservation)
+	}
+	return nil
+}
+
+// relay sends output to the client without ever holding up the command: what a
+// slow client has no room for is left out of the stream (the observation has
+// head and tail of everything).
+type relay struct {
+	chunks chan *boxwoodv1.TurnEvent
+	done   chan struct{}
+}
+
+func newRelay(out grpc.ServerStreamingServer[boxwoodv1.TurnEvent]) *relay {
+	r := &relay{chunks: make(chan *boxwoodv1.TurnEvent, 64), done: make(chan struct{})}
+	go func() {
+		defer close(r.done)
+		for m := range r.chunks {
+			if out.Send(m) != nil {
+				break // the client is gone: its context ends the turn
+			}
+		}
+		for range r.chunks {
+			continue
+		}
+	}()
+	return r
+}
+
+func (r *relay) write(stderr bool, p []byte) {
+	for len(p) > 0 {
+		n := min(len(p), chunkSize)
+		part := append([]byte(nil), p[:n]...)
+		p = p[n:]
+		m := &boxwoodv1.TurnEvent{Event: &boxwoodv1.TurnEvent_Stdout{Stdout: part}}
+		if stderr {
+			m.Event = &boxwoodv1.TurnEvent_Stderr{Stderr: part}
+		}
+		select {
+		case r.chunks <- m:
+		default:
+		}
+	}
+}
+
+// close waits until what was taken is sent: Send isn't for two goroutines.
+func (r *relay) close() {
+	close(r.chunks)
+	<-r.done
+}
+
+func (s *Service) BeginTurn(ctx context.Context, req *boxwoodv1.BeginTurnRequest) (*boxwoodv1.BeginTurnResponse, error) {
+	got, _, err := once(ctx, s, req.GetIdempotencyKey(), req, &boxwoodv1.BeginTurnResponse{}, func(record) (*boxwoodv1.BeginTurnResponse, error) {
+		id, err := s.e.BeginTurn(ctx, ids.Sandbox(req.GetSandboxId()), time.Duration(req.GetBusyWaitNs()), time.Duration(req.GetDeadlineNs()))
+		return &boxwoodv1.BeginTurnResponse{TurnId: string(id)}, err
+	})
+	return got, err
+}
+
+func (s *Service) Exec(req *boxwoodv1.ExecRequest, out grpc.ServerStreamingServer[boxwoodv1.TurnEvent]) error {
+	if err := checkCommand(req.GetCommand()); err != nil {
+		return err
+	}
+	c := command(req.GetCommand())
+	relay := newRelay(out)
+	c.Output = relay.write
+	r, err := s.e.Exec(out.Context(), ids.Turn(req.GetTurnId()), c)
+	relay.close()
+	if err != nil {
+		return err
+	}
+	return out.Send(&boxwoodv1.TurnEvent{Event: &boxwoodv1.TurnEvent_Command{Command: &boxwoodv1.CommandResult{
+		Observation: observationMessage(r.Observation), Status: boxwoodv1.TurnStatus(r.Status), WallNs: int64(r.Wall),
+	}}})
+}
+
+func (s *Service) EndTurn(ctx context.Context, req *boxwoodv1.EndTurnRequest) (*boxwoodv1.TurnResult, error) {
+	got, _, err := once(ctx, s, req.GetIdempotencyKey(), req, &boxwoodv1.TurnResult{}, func(rec record) (*boxwoodv1.TurnResult, error) {
+		r, err := s.e.EndTurn(ctx, ids.Turn(req.GetTurnId()), nodeInput(req.GetNode()), recordResult(rec))
+		if err != nil {
+			return nil, err
+		}
+		return s.acknowledge(ctx, r, req.GetAck())
+	})
+	return got, err
+}
+
+func (s *Service) CancelTurn(_ context.Context, req *boxwoodv1.CancelTurnRequest) (*boxwoodv1.CancelTurnResponse, error) {
+	was, err := s.e.CancelTurn(ids.Sandbox(req.GetSandboxId()))
+	return &boxwoodv1.CancelTurnResponse{WasRunning: was}, err
+}
+
+func (s *Service) ReadFile(ctx context.Context, req *boxwoodv1.ReadFileRequest) (*boxwoodv1.ReadFileResponse, error) {
+	limit := req.GetLimit()
+	if limit == 0 {
+		limit = maxInline
+	}
+	if limit < 0 || limit > maxInline || req.GetOffset() < 0 {
+		return nil, fault.New(fault.Invalid, "bad_range", "an offset can't be negative, a limit is at most %d", maxInline).
+			WithHint("Download takes files of any size")
+	}
+	content, size, mode, err := s.e.ReadFile(ctx, ids.Sandbox(req.GetSandboxId()), ids.Turn(req.GetTurnId()), req.GetPath(), req.GetOffset(), limit)
+	return &boxwoodv1.ReadFileResponse{Content: content, Size: size, Mode: mode}, err
+}
+
+func (s *Service) WriteFile(ctx context.Context, req *boxwoodv1.WriteFileRequest) (*boxwoodv1.WriteFileResponse, error) {
+	if len(req.GetContent()) > maxInline {
+		return nil, fault.New(fault.Invalid, "content_too_large", "the content has %d bytes; WriteFile takes %d", len(req.GetContent()), maxInline).
+			WithHint("Upload takes files of any size")
+	}
+	if req.GetMode()&^0o7777 != 0 {
+		return nil, fault.New(fault.Invalid, "bad_mode", "mode %#o has more than permission bits", req.GetMode())
+	}
+	mode := req.GetMode()
+	if mode == 0 {
+		mode = 0o644
+	}
+	got, _, err := once(ctx, s, req.GetIdempotencyKey(), req, &boxwoodv1.WriteFileResponse{}, func(rec record) (*boxwoodv1.WriteFileResponse, error) {
+		commit := func(tx *tree.Tx, r engine.TurnResult) error {
+			return rec(tx, &boxwoodv1.WriteFileResponse{Result: resultMessage(tx, r)})
+		}
+		r, err := s.e.WriteFile(ctx, ids.Sandbox(req.GetSandboxId()), ids.Turn(req.GetTurnId()), req.GetPath(), req.GetContent(), mode, req.GetAppend(), commit)
+		if err != nil || r == nil {
+			return &boxwoodv1.WriteFileResponse{}, err
+		}
+		return &boxwoodv1.WriteFileResponse{Result: resultMessage(s.e.Store.View(), *r)}, nil
+	})
+	return got, err
+}
+
+func (s *Service) Upload(in grpc.ClientStreamingServer[boxwoodv1.UploadRequest, boxwoodv1.UploadResponse]) error {
+	first, err := in.Recv()
+	if err != nil {
+		return err
+	}
+	start := first.GetStart()
+	if start == nil {
+		return fault.New(fault.Invalid, "bad_upload", "the first message of an upload must be its start")
+	}
+	ctx := in.Context()
+	got, replayed, err := once(ctx, s, start.GetIdempotencyKey(), start, &boxwoodv1.UploadResponse{}, func(rec record) (*boxwoodv1.UploadResponse, error) {
+		answer := func(u engine.Unpacked) *boxwoodv1.UploadResponse {
+			return &boxwoodv1.UploadResponse{Entries: u.Entries, Bytes: u.Bytes}
+		}
+		commit := func(tx *tree.Tx, r engine.TurnResult, u engine.Unpacked) error {
+			m := answer(u)
+			m.Result = resultMessage(tx, r)
+			return rec(tx, m)
+		}
+		r, u, err := s.e.Upload(ctx, ids.Sandbox(start.GetSandboxId()), ids.Turn(start.GetTurnId()), start.GetPath(), &uploadReader{in: in}, commit)
+		if err != nil {
+			return nil, err
+		}
+		m := answer(u)
+		if r != nil {
+			m.Result = resultMessage(s.e.Store.View(), *r)
+		}
+		return m, nil
+	})
+	if err != nil {
+		return err
+	}
+	if replayed {
+		for {
+			if _, err := in.Recv(); err != nil {
+				break
+			}
+		}
+	}
+	return in.SendAndClose(got)
+}
+
+// uploadReader reads the chunks of an upload as one stream.
+type uploadReader struct {
+	in   grpc.ClientStreamingServer[boxwoodv1.UploadRequest, boxwoodv1.UploadResponse]
+	rest []byte
+}
+
+func (u *uploadReader) Read(p []byte) (int, error) {
+	for len(u.rest) == 0 {
+		m, err := u.in.Recv()
+		if err != nil {
+			return 0, err // io.EOF at the end
+		}
+		if m.GetStart() != nil {
+			return 0, fault.New(fault.Invalid, "bad_upload", "an upload has one start")
+		}
+		u.rest = m.GetChunk()
+	}
+	n := copy(p, u.rest)
+	u.rest = u.rest[n:]
+	return n, nil
+}
+
+func (s *Service) Download(req *boxwoodv1.DownloadRequest, out grpc.ServerStreamingServer[boxwoodv1.DownloadResponse]) error {
+	w := chunks(func(p []byte) error { return out.Send(&boxwoodv1.DownloadResponse{Chunk: p}) })
+	if err := s.e.Download(out.Context(), ids.Sandbox(req.GetSandboxId()), ids.Turn(req.GetTurnId()), req.GetPath(), w); err != nil {
+		return err
+	}
+	return w.flush()
+}
+
+// chunked gathers writes into messages of chunkSize.
+type chunked struct {
+	send func([]byte) error
+	buf  []byte
+}
+
+var _ io.Writer = (*chunked)(nil)
+
+func chunks(send func([]byte) error) *chunked { return &chunked{send: send} }
+
+func (c *chunked) Write(p []byte) (int, error) {
+	total := len(p)
+	for len(p) > 0 {
+		n := min(len(p), chunkSize-len(c.buf))
+		c.buf = append(c.buf, p[:n]...)
+		p = p[n:]
+		if len(c.buf) == chunkSize {
+			if err := c.flush(); err != nil {
+				return 0, err
+			}
+		}
+	}
+	return total, nil
+}
+
+func (c *chunked) flush() error {
+	if len(c.buf) == 0 {
+		return nil
+	}
+	full := c.buf
+	c.buf = nil
+	return c.send(full)
+}

@@ -1,0 +1,424 @@
+package engine
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+
+	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/tree"
+)
+
+// SetupLabel marks the trees in which set-ups ran. Their nodes are pinned: trees
+// stand on them.
+const SetupLabel = "boxwood.setup"
+
+// flights runs each set-up once however many ask for it at the same time.
+type flights struct{ g singleflight.Group }
+
+// SetupStep is one step of a tree's set-up: a command or a file.
+type SetupStep struct {
+	Command string
+	Path    string
+	Content []byte
+	Mode    uint32
+}
+
+// Start says where a tree starts: at an image or at a node of another tree.
+type Start struct {
+	Image string // name or digest
+	Node  ids.Node
+}
+
+// NewTree is what a tree is made from.
+type NewTree struct {
+	Start       Start
+	Setup       []SetupStep
+	Defaults    tree.Defaults
+	Labels      map[string]string
+	WithSandbox bool
+}
+
+// CreatedTree is a new tree and, if asked for, a sandbox at its root.
+type CreatedTree struct {
+	Tree        *tree.Tree
+	Root        *tree.Node
+	Sandbox     *Sandbox
+	SetupCached bool
+}
+
+// CreateTree starts a tree. Its root is captured from the start: it shares the
+// checkpoint of the image, of the node, or of the set-up that was run there.
+func (e *Engine) CreateTree(ctx context.Context, n NewTree, commit func(*tree.Tx, CreatedTree) error) (CreatedTree, error) {
+	arrived := time.Now()
+	from, image, err := e.start(ctx, n.Start)
+	if err != nil {
+		return CreatedTree{}, err
+	}
+	d := n.Defaults
+	d.Env = maps.Clone(image.Env)
+	if d.Env == nil {
+		d.Env = map[string]string{}
+	}
+	maps.Copy(d.Env, n.Defaults.Env)
+	if d.Cwd == "" {
+		d.Cwd = image.Cwd
+	}
+	if d.User == "" {
+		d.User = image.User
+	}
+	out := CreatedTree{}
+	if len(n.Setup) > 0 {
+		var node ids.Node
+		if node, out.SetupCached, err = e.setup(ctx, n.Start, image, d, n.Setup); err != nil {
+			return CreatedTree{}, err
+		}
+		p, err := e.forkPoint(ctx, Want{Node: node})
+		if err != nil {
+			return CreatedTree{}, err
+		}
+		from = p.checkpoint
+	}
+	out.Tree, out.Root, err = e.plant(ctx, image, from, d, n.Labels, func(tx *tree.Tx, t *tree.Tree, root *tree.Node) error {
+		if commit == nil || n.WithSandbox {
+			return nil
+		}
+		return commit(tx, CreatedTree{Tree: t, Root: root, SetupCached: out.SetupCached})
+	})
+	if err != nil || !n.WithSandbox {
+		return out, err
+	}
+	err = e.Fork(ctx, arrived, []Want{{Node: out.Root.ID, Count: 1}}, ForkOptions{}, func(c Child) {
+		if c.Err != nil {
+			err = c.Err
+			return
+		}
+		out.Sandbox = &c.Sandbox
+	})
+	if out.Sandbox == nil {
+		_, _, cerr := e.CloseTree(context.WithoutCancel(ctx), out.Tree.ID)
+		return CreatedTree{}, errors.Join(err, cerr)
+	}
+	if commit != nil {
+		if _, err := e.Store.Update(ctx, func(tx *tree.Tx) error { return commit(tx, out) }); err != nil {
+			return CreatedTree{}, err
+		}
+	}
+	return out, nil
+}
+
+// start finds the checkpoint that a tree starts from; nil means the image's base.
+func (e *Engine) start(ctx context.Context, s Start) (*tree.Checkpoint, *tree.Image, error) {
+	v := e.Store.View()
+	if (s.Image != "") == (s.Node != "") {
+		return nil, nil, fault.New(fault.Invalid, "bad_start", "a tree starts from an image or from a node, and one of them must be named")
+	}
+	if s.Image != "" {
+		image, err := v.Image(s.Image)
+		if fault.Is(err, fault.NotFound) {
+			return nil, nil, fault.New(fault.NotFound, "no_image", "no image %q", s.Image).
+				WithHint("`boxwood image list` shows what is there; `boxwood image import` brings more")
+		}
+		return nil, image, err
+	}
+	n, err := v.Node(s.Node)
+	if err != nil {
+		return nil, nil, err
+	}
+	if n.Capture == tree.Recorded {
+		if _, err := e.WaitCaptured(ctx, []ids.Node{n.ID}); err != nil {
+			return nil, nil, err
+		}
+		v = e.Store.View()
+		if n, err = v.Node(s.Node); err != nil {
+			return nil, nil, err
+		}
+	}
+	if n.Capture == tree.Withheld {
+		return nil, nil, errWithheld(v, n)
+	}
+	ck, err := v.Checkpoint(n.Checkpoint)
+	if err != nil {
+		return nil, nil, err
+	}
+	t, err := v.Tree(n.Tree)
+	if err != nil {
+		return nil, nil, err
+	}
+	image, err := v.Image(string(t.Image))
+	return ck, image, err
+}
+
+// plant records a tree and its root.
+func (e *Engine) plant(ctx context.Context, image *tree.Image, from *tree.Checkpoint, d tree.Defaults, labels map[string]string,
+	then func(*tree.Tx, *tree.Tree, *tree.Node) error) (*tree.Tree, *tree.Node, error) {
+	now := time.Now()
+	t := &tree.Tree{ID: ids.NewTree(), Root: ids.NewNode(), Image: image.Digest, Labels: labels, Defaults: d, CreatedAt: now}
+	root := tree.Node{
+		ID: t.Root, Tree: t.ID, TurnStatus: tree.Completed, Verdict: tree.None, Capture: tree.Captured,
+		StartedAt: now, EndedAt: now, Action: tree.Action{Text: []byte("# start")},
+	}
+	var added *tree.Node
+	_, err := e.Store.Update(ctx, func(tx *tree.Tx) error {
+		if _, err := tx.Image(string(image.Digest)); err != nil {
+			return err // removed in the meantime
+		}
+		ck := from
+		if ck == nil {
+			ck = &tree.Checkpoint{
+				ID: ids.NewCheckpoint(), Tree: t.ID, Node: root.ID, Snapshot: image.Base, Seal: image.BaseSeal,
+				Process: tree.Empty, CreatedAt: now,
+			}
+			if err := tx.PutCheckpoint(*ck); err != nil {
+				return err
+			}
+		} else if _, err := tx.Checkpoint(ck.ID); err != nil {
+			return err // pruned in the meantime
+		}
+		root.Checkpoint = ck.ID
+		if ck.Proven {
+			root.Capture = tree.Proven
+		}
+		if err := tx.PutTree(*t); err != nil {
+			return err
+		}
+		var err error
+		if added, err = tx.AddNode(root); err != nil {
+			return err
+		}
+		return then(tx, t, added)
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("recording a tree: %w", err)
+	}
+	return t, added, nil
+}
+
+// setup gives the node that a set-up leads to, running it if it isn't there.
+func (e *Engine) setup(ctx context.Context, s Start, image *tree.Image, d tree.Defaults, steps []SetupStep) (ids.Node, bool, error) {
+	start := string(image.Digest)
+	if s.Node != "" {
+		start = string(s.Node)
+	}
+	spec, err := json.Marshal(struct {
+		Start, User, Cwd string
+		Env              map[string]string
+		Steps            []SetupStep
+	}{start, d.User, d.Cwd, d.Env, steps})
+	if err != nil {
+		return "", false, err
+	}
+	sum := sha256.Sum256(spec)
+	digest := hex.EncodeToString(sum[:])
+	if node, ok := e.knownSetup(digest); ok {
+		return node, true, nil
+	}
+	type flight struct {
+		node   ids.Node
+		cached bool
+	}
+	got, err, _ := e.setups.g.Do(digest, func() (any, error) {
+		if node, ok := e.knownSetup(digest); ok {
+			return flight{node, true}, nil
+		}
+		node, err := e.runSetup(context.WithoutCancel(ctx), s, d, steps, digest)
+		return flight{node, false}, err
+	})
+	if err != nil {
+		return "", false, err
+	}
+	return got.(flight).node, got.(flight).cached, nil
+}
+
+// knownSetup finds the node of an earlier run that can still be forked.
+func (e *Engine) knownSetup(digest string) (ids.Node, bool) {
+	v := e.Store.View()
+	known, err := v.Setup(digest)
+	if err != nil {
+		return "", false
+	}
+	n, err := v.Node(known.Node)
+	return known.Node, err == nil && (n.Capture == tree.Captured || n.Capture == tree.Proven)
+}
+
+// runSetup runs the steps as turns of a tree of their own.
+func (e *Engine) runSetup(ctx context.Context, s Start, d tree.Defaults, steps []SetupStep, digest string) (ids.Node, error) {
+	made, err := e.CreateTree(ctx, NewTree{Start: s, Defaults: d, Labels: map[string]string{SetupLabel: digest[:16]}, WithSandbox: true}, nil)
+	if err != nil {
+		return "", err
+	}
+	box := made.Sandbox.ID
+	defer func() {
+		if _, err := e.Release(context.WithoutCancel(ctx), []ids.Sandbox{box}); err != nil {
+			e.log.Error("releasing the sandbox of a set-up", "sandbox", box, "error", err)
+		}
+	}()
+	last := made.Root
+	for i, step := range steps {
+		r, err := e.runStep(ctx, box, step)
+		if err != nil {
+			return "", fmt.Errorf("running step %d of the set-up: %w", i+1, err)
+		}
+		if o := r.Node.Observation; r.Node.TurnStatus != tree.Completed || o.ExitCode != 0 {
+			return "", fault.New(fault.Precondition, "setup_failed", "step %d of the set-up (%s) ended with %s: %s",
+				i+1, brief(r.Node.Action.Text, 80), ending(r.Node), brief(append(o.Stdout, o.Stderr...), 400))
+		}
+		last = r.Node
+	}
+	waited, err := e.WaitCaptured(ctx, []ids.Node{last.ID})
+	if err != nil {
+		return "", err
+	}
+	if waited[0].Capture == tree.Withheld {
+		return "", fault.New(fault.Precondition, "setup_withheld", "the set-up's state can't be kept: %s", waited[0].WithheldReason).
+			WithHint("a set-up may not leave processes running")
+	}
+	_, err = e.Store.Update(ctx, func(tx *tree.Tx) error {
+		if err := tx.Pin(last.ID); err != nil {
+			return err
+		}
+		return tx.PutSetup(tree.Setup{Digest: digest, Node: last.ID})
+	})
+	return last.ID, err
+}
+
+func (e *Engine) runStep(ctx context.Context, box ids.Sandbox, step SetupStep) (TurnResult, error) {
+	if step.Command != "" {
+		return e.RunTurn(ctx, box, Command{Shell: step.Command}, NodeInput{}, 0, nil)
+	}
+	mode := step.Mode
+	if mode == 0 {
+		mode = 0o644
+	}
+	r, err := e.WriteFile(ctx, box, "", step.Path, step.Content, mode, false, nil)
+	if err != nil {
+		return TurnResult{}, err
+	}
+	return *r, nil
+}
+
+func ending(n *tree.Node) string {
+	switch {
+	case n.TurnStatus == tree.TimedOut:
+		return "its deadline"
+	case n.TurnStatus != tree.Completed:
+		return "the loss of the sandbox"
+	case n.Observation.Signal != 0:
+		return fmt.Sprintf("signal %d", n.Observation.Signal)
+	}
+	return fmt.Sprintf("exit status %d", n.Observation.ExitCode)
+}
+
+// CloseTree releases a tree's sandboxes and refuses new work on it.
+func (e *Engine) CloseTree(ctx context.Context, id ids.Tree) (*tree.Tree, int, error) {
+	t, err := e.Store.View().Tree(id)
+	if err != nil {
+		return nil, 0, err
+	}
+	closed := *t
+	closed.Closed = true
+	if _, err := e.Store.Update(ctx, func(tx *tree.Tx) error {
+		now, err := tx.Tree(id)
+		if err != nil || now.Closed {
+			return err
+		}
+		closed = *now
+		closed.Closed = true
+		return tx.PutTree(closed)
+	}); err != nil {
+		return nil, 0, err
+	}
+	var live []ids.Sandbox
+	for _, s := range e.Sandboxes(id) {
+		live = append(live, s.ID)
+	}
+	n, err := e.Release(ctx, live)
+	return &closed, n, err
+}
+
+// Pruned is what a prune gave back.
+type Pruned struct {
+	Nodes, Checkpoints int
+	FreedBytes         int64
+}
+
+// Prune removes a subtree. With release, sandboxes that stand in it go first;
+// without, they are a reason to refuse.
+func (e *Engine) Prune(ctx context.Context, id ids.Node, keep, release bool, commit func(*tree.Tx, Pruned) error) (Pruned, error) {
+	if release {
+		if err := e.releaseUnder(ctx, id, keep); err != nil {
+			return Pruned{}, err
+		}
+	}
+	var out Pruned
+	var gone *tree.Pruned
+	_, err := e.Store.Update(ctx, func(tx *tree.Tx) error {
+		var err error
+		if gone, err = tx.Prune(id, keep); err != nil {
+			return err
+		}
+		out = Pruned{Nodes: len(gone.Nodes), Checkpoints: len(gone.Checkpoints)}
+		for _, s := range gone.Condemned {
+			out.FreedBytes += e.Pool.ExclusiveBytes(s)
+		}
+		if commit == nil {
+			return nil
+		}
+		return commit(tx, out)
+	})
+	if err != nil {
+		return Pruned{}, err
+	}
+	e.mu.Lock()
+	for _, n := range gone.Nodes {
+		if job := e.pending[n]; job != nil {
+			job.Cancel(fault.New(fault.Cancelled, "pruned", "node %s was pruned", n))
+			delete(e.pending, n)
+		}
+	}
+	e.mu.Unlock()
+	e.removeCondemned(ctx)
+	return out, nil
+}
+
+func (e *Engine) releaseUnder(ctx context.Context, id ids.Node, keep bool) error {
+	v := e.Store.View()
+	var live []ids.Sandbox
+	for n := range v.Subtree(id) {
+		if keep && n.ID == id {
+			continue
+		}
+		for s := range v.SandboxesAt(n.ID) {
+			live = append(live, s.ID)
+		}
+	}
+	_, err := e.Release(ctx, live)
+	return err
+}
+
+// removeCondemned is the second phase of every removal: file state that no
+// record needs is given back and struck off. It is safe to repeat.
+func (e *Engine) removeCondemned(ctx context.Context) {
+	var gone []ids.Snapshot
+	for id := range e.Store.View().Condemned() {
+		if err := e.Pool.Remove(id); err != nil {
+			e.log.Error("removing a condemned snapshot", "snapshot", id, "error", err)
+			continue
+		}
+		gone = append(gone, id)
+	}
+	if len(gone) == 0 {
+		return
+	}
+	if _, err := e.Store.Update(context.WithoutCancel(ctx), func(tx *tree.Tx) error { return tx.FinishRemoval(gone) }); err != nil {
+		e.log.Error("striking off removed snapshots", "error", err)
+	}
+}
