@@ -22,28 +22,22 @@ inventory() {
   find /sys/fs/cgroup -type d -printf 'cgroup %p\n' 2>/dev/null || true
   find /run/netns -mindepth 1 -printf 'network namespace %f\n' 2>/dev/null || true
   find "${TMPDIR:-/tmp}" -maxdepth 1 \( -name '*boxwood*' -o -name 'bwo*' -o -name '.doctor-*' \) -printf 'file %p\n'
-  # By command line and not by pid. Kernel threads have none, and those of this
-  # script and of the session around it come and go.
-  local pid command
+  # By command line and not by pid. Builtins alone, or looking takes seconds.
+  local pid argv inside outside
   for pid in /proc/[0-9]*; do
-    command=$(tr '\0' ' ' <"$pid/cmdline" 2>/dev/null) || continue
-    case $command in
-    '' | *leakcheck.sh* | *gopls* | *go-build*/compile*) ;;
-    *boxwood* | *boxinit* | */criu* | *zygote* | 'sleep '*) echo "process ${command:0:160}" ;;
+    { mapfile -d '' -t argv <"$pid/cmdline"; } 2>/dev/null || continue
+    # Sandboxes by their ids: nobody else's namespaces begin at ours.
+    if { read -r inside outside _ <"$pid/uid_map"; } 2>/dev/null && [ "$inside" = 0 ] && [ "$outside" -ge 100000 ]; then
+      echo "process in a sandbox: ${argv[*]:0:5}"
+      continue
+    fi
+    case ${argv[*]} in
+    *leakcheck.sh* | *gopls* | */compile\ * | */link\ *) ;;
+    *boxwood* | *boxinit* | */criu* | *zygote* | 'sleep '*) echo "process ${argv[*]:0:5}" ;;
     esac
   done
 }
-# Sandboxes' own processes are found by their namespaces instead: nobody else
-# makes user namespaces that begin at our ids.
-sandboxes() {
-  local map
-  for map in /proc/[0-9]*/uid_map; do
-    if awk '$1 == 0 && $2 >= 100000 { found = 1 } END { exit !found }' "$map" 2>/dev/null; then
-      echo "process in a sandbox: $(tr '\0' ' ' <"$(dirname "$map")/cmdline" 2>/dev/null)"
-    fi
-  done
-}
-list() { { inventory; sandboxes; } | sort; }
+list() { inventory | sort; }
 
 case $1 in
 before) list >"$2" ;;
