@@ -262,15 +262,33 @@ func nested[T any](c *coder, n protowire.Number, p *T, layout func(*coder, *T)) 
 				c.fail(fmt.Errorf("in field %d: %w", n, err))
 			}
 		}
-	} else if b := encode(p, layout); len(b) > 0 {
-		c.putBytes(n, b)
+	} else {
+		c.message(n, false, func() { layout(c, p) })
 	}
+}
+
+// message appends what body appends, as field n.
+func (c *coder) message(n protowire.Number, evenEmpty bool, body func()) {
+	start := len(c.out)
+	c.out = protowire.AppendTag(c.out, n, protowire.BytesType)
+	mark := len(c.out)
+	body()
+	size := len(c.out) - mark
+	if size == 0 && !evenEmpty {
+		c.out = c.out[:start]
+		return
+	}
+	// The length goes in front of what is there already.
+	room := protowire.SizeVarint(uint64(size))
+	c.out = slices.Grow(c.out, room)[:mark+size+room]
+	copy(c.out[mark+room:], c.out[mark:mark+size])
+	protowire.AppendVarint(c.out[:mark], uint64(size))
 }
 
 func list[T any](c *coder, n protowire.Number, p *[]T, layout func(*coder, *T)) {
 	if !c.decoding {
 		for i := range *p {
-			c.putBytes(n, encode(&(*p)[i], layout))
+			c.message(n, true, func() { layout(c, &(*p)[i]) })
 		}
 		return
 	}
@@ -302,7 +320,7 @@ func table[V any](c *coder, n protowire.Number, p *map[string]V, value func(*cod
 	}
 	if !c.decoding {
 		for _, k := range slices.Sorted(maps.Keys(*p)) {
-			c.putBytes(n, encode(&pair[V]{k, (*p)[k]}, layout))
+			c.message(n, true, func() { layout(c, &pair[V]{k, (*p)[k]}) })
 		}
 		return
 	}
