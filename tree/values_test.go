@@ -1,0 +1,224 @@
+package tree
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/ids"
+)
+
+// If it fails, a trainer's values are wrong: root - a - leaf, two values in order.
+func TestBackupRules(t *testing.T) {
+	for name, c := range map[string]struct {
+		rule     BackupRule
+		discount float64
+		values   []float64
+		want     [3]float64 // leaf, a, root
+	}{
+		"sum":               {Sum, 0, []float64{1, 0.5}, [3]float64{1.5, 1.5, 1.5}},
+		"mean":              {Mean, 0, []float64{1, 0, 0.5}, [3]float64{0.5, 0.5, 0.5}},
+		"max":               {Max, 0, []float64{0.2, 0.7, 0.1}, [3]float64{0.7, 0.7, 0.7}},
+		"max of negatives":  {Max, 0, []float64{-3, -5}, [3]float64{-3, -3, -3}},
+		"discounted":        {Discounted, 0.5, []float64{1, 2}, [3]float64{3, 1.5, 0.75}},
+		"discounted by one": {Discounted, 1, []float64{1}, [3]float64{1, 1, 1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, together := range []bool{true, false} {
+				s := mustOpen(t, "state", memory())
+				tr := mustTree(t, s)
+				a := mustNode(t, s, tr.Root)
+				leaf := mustNode(t, s, a.ID)
+				aside := mustNode(t, s, tr.Root)
+				var items []BackupItem
+				for _, v := range c.values {
+					items = append(items, BackupItem{leaf.ID, v})
+				}
+				step := len(items)
+				if !together {
+					step = 1
+				}
+				for i := 0; i < len(items); i += step {
+					mustUpdate(t, s, func(tx *Tx) error {
+						n, err := tx.Backup(items[i:i+step], c.rule, c.discount)
+						if n != 3 {
+							t.Errorf("%d nodes changed, want 3", n)
+						}
+						return err
+					})
+				}
+				for i, id := range []ids.Node{leaf.ID, a.ID, tr.Root} {
+					n, _ := s.View().Node(id)
+					if math.Abs(n.Value-c.want[i]) > 1e-12 || n.Visits != int64(len(c.values)) {
+						t.Errorf("together=%v: at distance %d: value %v of %d visits, want %v of %d", together, i, n.Value, n.Visits, c.want[i], len(c.values))
+					}
+				}
+				if n, _ := s.View().Node(aside.ID); n.Visits != 0 {
+					t.Error("a node off the path was visited")
+				}
+				mustClose(t, s)
+			}
+		})
+	}
+}
+
+// If it fails, workers that back up at the same time lose each other's values.
+func TestBackupByManyWorkers(t *testing.T) {
+	s := mustOpen(t, "state", memory())
+	tr := mustTree(t, s)
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			leaf := mustNode(t, s, tr.Root)
+			for range 25 {
+				mustUpdate(t, s, func(tx *Tx) error {
+					_, err := tx.Backup([]BackupItem{{leaf.ID, 1}}, Sum, 0)
+					return err
+				})
+			}
+		})
+	}
+	wg.Wait()
+	if n, _ := s.View().Node(tr.Root); n.Value != 200 || n.Visits != 200 {
+		t.Fatalf("the root has %v of %d visits, want 200 of 200", n.Value, n.Visits)
+	}
+}
+
+func TestRefusedValues(t *testing.T) {
+	s := mustOpen(t, "state", memory())
+	tr := mustTree(t, s)
+	nan, minus := math.NaN(), int64(-1)
+	before := frozen(t, s)
+	for name, f := range map[string]func(tx *Tx) error{
+		"nan value":       func(tx *Tx) error { return tx.Annotate([]Annotation{{Node: tr.Root, Value: &nan}}) },
+		"negative visits": func(tx *Tx) error { return tx.Annotate([]Annotation{{Node: tr.Root, Visits: &minus}}) },
+		"nan reward": func(tx *Tx) error {
+			return tx.Annotate([]Annotation{{Node: tr.Root, Rewards: map[string]float64{"r": nan}}})
+		},
+		"nan backup":  func(tx *Tx) error { _, err := tx.Backup([]BackupItem{{tr.Root, nan}}, Sum, 0); return err },
+		"no rule":     func(tx *Tx) error { _, err := tx.Backup(nil, 0, 0); return err },
+		"no discount": func(tx *Tx) error { _, err := tx.Backup(nil, Discounted, 0); return err },
+		"discount 2":  func(tx *Tx) error { _, err := tx.Backup(nil, Discounted, 2); return err },
+		"long label": func(tx *Tx) error {
+			return tx.Annotate([]Annotation{{Node: tr.Root, Labels: map[string]string{"l": string(make([]byte, MaxLabelBytes))}}})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := s.Update(context.Background(), f)
+			wantFault(t, err, fault.Invalid, "bad_record")
+			wantEqual(t, "after a refusal", frozen(t, s), before)
+		})
+	}
+	v := 1.0
+	_, err := s.Update(context.Background(), func(tx *Tx) error {
+		return tx.Annotate([]Annotation{{Node: tr.Root, Value: &v}, {Node: "nd_x"}})
+	})
+	wantFault(t, err, fault.NotFound, "node_not_found")
+	wantEqual(t, "after one bad annotation of two", frozen(t, s), before)
+}
+
+func TestAnnotate(t *testing.T) {
+	s := mustOpen(t, "state", memory())
+	tr := mustTree(t, s)
+	n := mustNode(t, s, tr.Root)
+	held, _ := s.View().Node(n.ID)
+	value, visits, policy := 0.25, int64(4), "p2"
+	mustUpdate(t, s, func(tx *Tx) error {
+		return tx.Annotate([]Annotation{{Node: n.ID, Rewards: map[string]float64{"a": 1}, Labels: map[string]string{"step": "", "new": "x"}},
+			{Node: n.ID, Rewards: map[string]float64{"b": 2}, Value: &value, Visits: &visits, PolicyVersion: &policy}})
+	})
+	got, _ := s.View().Node(n.ID)
+	if fmt.Sprint(got.Rewards) != "map[a:1 b:2]" || fmt.Sprint(got.Labels) != "map[group:g-7 new:x role:policy]" ||
+		got.Value != value || got.Visits != visits || got.PolicyVersion != policy {
+		t.Fatalf("got %+v", got)
+	}
+	if held.Labels["step"] != "12" {
+		t.Fatal("a record that was given out has changed")
+	}
+}
+
+// If it fails, payloads leak, or one that is shared is lost with its first user.
+func TestPayloads(t *testing.T) {
+	s := mustOpen(t, "state", memory())
+	tr := mustTree(t, s)
+	a, b := mustNode(t, s, tr.Root), mustNode(t, s, tr.Root)
+	put := func(n ids.Node, p []byte) {
+		t.Helper()
+		mustUpdate(t, s, func(tx *Tx) error { return tx.Annotate([]Annotation{{Node: n, Payload: &p}}) })
+	}
+	body := bytes.Repeat([]byte("x"), MaxPayload)
+	put(a.ID, body)
+	put(b.ID, body)
+	n, _ := s.View().Node(a.ID)
+	if n.PayloadBytes != MaxPayload {
+		t.Fatalf("%d bytes", n.PayloadBytes)
+	}
+	put(a.ID, []byte("other"))
+	if got, err := s.Payload(n.PayloadDigest); err != nil || !bytes.Equal(got, body) {
+		t.Fatalf("the second user's payload: %v", err)
+	}
+	put(b.ID, nil)
+	_, err := s.Payload(n.PayloadDigest)
+	wantFault(t, err, fault.NotFound, "payload_not_found")
+	n, _ = s.View().Node(a.ID)
+	mustUpdate(t, s, func(tx *Tx) error { _, err := tx.PutPayload([]byte("nobody's")); return err })
+	mustUpdate(t, s, func(tx *Tx) error { _, err := tx.Prune(a.ID, false); return err })
+	_, err = s.Payload(n.PayloadDigest)
+	wantFault(t, err, fault.NotFound, "payload_not_found")
+	// The check at the end finds what is left of nobody's.
+}
+
+// If it fails, a repeated request is answered wrongly, or replies pile up.
+func TestReplies(t *testing.T) {
+	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	var mu sync.Mutex
+	o := memory()
+	o.MaxReplies = 10
+	o.Clock = func() time.Time { mu.Lock(); defer mu.Unlock(); return now }
+	pass := func(d time.Duration) { mu.Lock(); defer mu.Unlock(); now = now.Add(d) }
+	s := mustOpen(t, "state", o)
+	put := func(k, request string) error {
+		_, err := s.Update(context.Background(), func(tx *Tx) error {
+			return tx.PutReply(Reply{Key: k, Method: "Fork", Request: request, Body: []byte("body of " + k)})
+		})
+		return err
+	}
+	if err := put("k", "r1"); err != nil {
+		t.Fatal(err)
+	}
+	wantFault(t, put("k", "r2"), fault.Exists, "key_reused")
+	mustClose(t, s)
+	s = mustOpen(t, "state", o)
+	r, err := s.View().Reply("k")
+	if err != nil || string(r.Body) != "body of k" || r.Method != "Fork" || !r.At.Equal(now) {
+		t.Fatalf("got %+v, %v", r, err)
+	}
+	wantFault(t, put("k", "r2"), fault.Exists, "key_reused")
+	pass(24*time.Hour + 1)
+	_, err = s.View().Reply("k")
+	wantFault(t, err, fault.NotFound, "reply_not_found")
+	if err := put("k", "r2"); err != nil {
+		t.Fatalf("an expired key can't be used again: %v", err)
+	}
+	for i := range 30 {
+		pass(1)
+		if err := put(fmt.Sprint("k", i), "r"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := s.View().count(replies, ""); n != 10 {
+		t.Errorf("%d replies are kept, want 10", n)
+	}
+	if _, err := s.View().Reply("k29"); err != nil {
+		t.Error(err)
+	}
+	pass(25 * time.Hour)
+	if n, err := s.ExpireReplies(context.Background()); n != 10 || err != nil {
+		t.Errorf("expired %d, %v; want 10", n, err)
+	}
+}
