@@ -215,7 +215,9 @@ class Tree:
 
 def _line(node: Node) -> str:
     text = node.action.text.splitlines()[0] if node.action.text else "(root)"
-    parts = [node.id, text if len(text) <= 50 else text[:47] + "...", str(node.verdict)]
+    parts = [node.id, text if len(text) <= 50 else text[:47] + "..."]
+    if not node.is_root:
+        parts.append(str(node.verdict))
     if node.capture is CaptureStatus.WITHHELD:
         parts.append(f"withheld: {node.withheld_reason}")
     elif node.checkpoint_node_id and node.checkpoint_node_id != node.id:
