@@ -25,8 +25,8 @@ type Subject struct {
 	Open func(dir string) (pool.Pool, error)
 	// Mount shows the merged tree of an upper: its path, and how to take it away.
 	Mount func(t testing.TB, up *pool.Upper) (root string, unmount func())
-	// Tamper flips a byte of upper/<file> of a snapshot and hides its traces as
-	// well as it can. dir is the state folder.
+	// Tamper flips a byte of upper/<file> of a snapshot behind the pool's back, and
+	// leaves the snapshot as it was otherwise. dir is the state folder.
 	Tamper func(t testing.TB, dir string, id ids.Snapshot, file string)
 	// Inodes: a clone has the inode numbers of what it was cloned from.
 	Inodes bool
