@@ -105,7 +105,9 @@ func (b *box) use() error {
 
 func errGone() error { return fault.New(fault.NotFound, "box_gone", "this box is gone") }
 
-func (b *box) hello() error {
+// hello asks a pid 1 that has had another daemon where it stands, and waits for
+// the end of what it killed when that daemon went away.
+func (b *box) hello(ctx context.Context) error {
 	id, err := b.wire.send(opHello, nil)
 	if err != nil {
 		return err
@@ -115,12 +117,21 @@ func (b *box) hello() error {
 	if err != nil {
 		return err
 	}
-	if len(m.body) != 8 {
+	if len(m.body) != 16 {
 		return errProtocol
 	}
 	b.starts.Store(binary.LittleEndian.Uint64(m.body))
+	if n := binary.LittleEndian.Uint32(m.body[8:]); n > 0 {
+		b.leafs = int(n)
+		b.leaf = b.leafDir(b.leafs)
+	}
+	if b.spent = binary.LittleEndian.Uint32(m.body[12:]) != 0; b.spent {
+		return cgroup.Await(ctx, b.leaf, "populated", 0)
+	}
 	return nil
 }
+
+func (b *box) leafDir(n int) string { return fmt.Sprintf("%s/t%d", b.group.Run, n) }
 
 func (b *box) turnLeaf() (dir string, spent bool) {
 	b.leafMu.Lock()
@@ -159,12 +170,8 @@ func (b *box) newLeaf() error {
 	if !populated && !spent {
 		return nil
 	}
-	for taken := true; taken; { // an adopted box has leaves already
-		b.leafs++
-		dir = fmt.Sprintf("%s/t%d", b.group.Run, b.leafs)
-		_, err := os.Stat(dir)
-		taken = err == nil
-	}
+	b.leafs++
+	dir = b.leafDir(b.leafs)
 	if err := cgroup.MakeLeaf(dir, idBase(b.rec.Slot)); err != nil {
 		return err
 	}
@@ -175,7 +182,7 @@ func (b *box) newLeaf() error {
 	defer closeAll([]int{leaf, kill})
 	b.wire.SetReadDeadline(time.Now().Add(stepLimit))
 	defer b.wire.SetReadDeadline(time.Time{})
-	id, err := b.wire.send(opLeaf, nil, leaf, kill)
+	id, err := b.wire.send(opLeaf, binary.LittleEndian.AppendUint32(nil, uint32(b.leafs)), leaf, kill)
 	if err != nil {
 		return err
 	}

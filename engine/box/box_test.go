@@ -20,6 +20,9 @@ import (
 var testGroup = fmt.Sprintf("boxwood-test-%d", os.Getpid())
 
 func TestMain(m *testing.M) {
+	if os.Getenv("BOXWOOD_TEST_DAEMON") != "" {
+		os.Exit(daemonMain())
+	}
 	if os.Getenv("BOXWOOD_TEST_HOSTILE") != "" {
 		os.Exit(hostile())
 	}

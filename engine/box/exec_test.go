@@ -209,7 +209,8 @@ func TestKillTurnSparesEarlierSurvivors(t *testing.T) {
 		}
 		var all []string
 		for _, p := range procs {
-			all = append(all, strings.Split(string(p.Cmdline), "\x00")[1])
+			argv := strings.Split(string(p.Cmdline)+"\x00?", "\x00") // on its way to exec
+			all = append(all, argv[1])
 		}
 		return strings.Join(all, " ")
 	}
@@ -329,7 +330,9 @@ func TestOneCommandAtATime(t *testing.T) {
 	h := openHost(t)
 	b := startBox(t, h)
 	first := make(chan result, 1)
-	go func() { first <- bash(t, b, "touch /tmp/go; cat /tmp/fifo 2>/dev/null; while [ ! -e /tmp/stop ]; do sleep 0.01; done") }()
+	go func() {
+		first <- bash(t, b, "touch /tmp/go; cat /tmp/fifo 2>/dev/null; while [ ! -e /tmp/stop ]; do sleep 0.01; done")
+	}()
 	waitFor(t, b, "tmp/go")
 	if _, err := b.Exec(context.Background(), Command{Argv: []string{"true"}}); !fault.Is(err, fault.Busy) {
 		t.Errorf("a second command: %v", err)

@@ -166,18 +166,16 @@ func (z *zygote) reconnect(ctx context.Context, r record) (*box, error) {
 	if z.wire, err = dial(z.h.controlDir(z.slot)); err != nil {
 		return nil, err
 	}
-	deadline := time.Now().Add(stepLimit)
-	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
-		deadline = d
-	}
+	ctx, cancel := context.WithTimeout(ctx, stepLimit)
+	defer cancel()
+	deadline, _ := ctx.Deadline()
 	z.wire.SetReadDeadline(deadline)
 	b := newUnstarted(z, r)
-	if err := b.hello(); err != nil {
+	if err := b.hello(ctx); err != nil {
 		z.release()
 		return nil, err
 	}
 	z.wire.SetReadDeadline(time.Time{})
-	b.spent = true // pid 1 may have killed it when its daemon went away
 	if err := b.newLeaf(); err != nil {
 		z.release()
 		return nil, err

@@ -24,6 +24,7 @@ enum { DRAINS_MAX = 512, PIPE_WANTED = 1 << 20, DRAIN_CHUNK = 64 << 10 };
 
 static int conn, listener, sigfd;
 static int leaf = -1, leaf_kill = -1;
+static uint32_t leaf_number, leaf_killed;
 static bool attached;
 static uint64_t commands;
 
@@ -299,7 +300,10 @@ static void hang_up(void)
 	close_fd(&conn);
 	pending = 0;
 	parts.len = 0;
-	if (cmd.pid && write(leaf_kill, "1", 1) < 0)
+	if (!cmd.pid)
+		return;
+	leaf_killed = 1;
+	if (write(leaf_kill, "1", 1) < 0)
 		kill(cmd.pid, SIGKILL);
 }
 
@@ -480,16 +484,20 @@ static void handle(struct head h, char *body, size_t n, int *fds, int nfds)
 		why = stdin_request(body, n, !(h.flags & MORE));
 		break;
 	case OP_LEAF:
-		if (nfds != 2 || cmd.pid) {
+		if (nfds != 2 || n != sizeof leaf_number || cmd.pid) {
 			why = cmd.pid ? "a command is running" : "malformed leaf";
 			break;
 		}
 		take_leaf(fds);
+		memcpy(&leaf_number, body, sizeof leaf_number);
+		leaf_killed = 0;
 		post(h.id, R_DONE, 0);
 		return;
 	case OP_HELLO:
-		memcpy(packet.body, &commands, sizeof commands);
-		post(h.id, R_HELLO, sizeof commands);
+		memcpy(packet.body, &commands, 8);
+		memcpy(packet.body + 8, &leaf_number, 4);
+		memcpy(packet.body + 12, &leaf_killed, 4);
+		post(h.id, R_HELLO, 16);
 		return;
 	default:
 		why = "unknown request";
@@ -593,7 +601,7 @@ static void turn_of_loop(void)
 		cmd.in_wanted = false;
 		post(cmd.id, R_WANT, 0);
 	}
-	if (p[1].revents)
+	if (p[1].revents && !(conn < 0 && cmd.pid))
 		greet();
 	if (p[2].revents & POLLIN && conn >= 0 && !pending)
 		request();

@@ -33,7 +33,7 @@ enum op {
 	OP_ATTACH = 2, // hostname\0 machine-id\0; fds: overlay, leaf, leaf's cgroup.kill
 	OP_EXEC = 3,   // struct exec_head, strings, first bytes of stdin
 	OP_STDIN = 4,  // bytes; without MORE these are the last
-	OP_LEAF = 5,   // fds: leaf, leaf's cgroup.kill
+	OP_LEAF = 5,   // u32 number; fds: leaf, leaf's cgroup.kill
 	OP_HELLO = 6,
 };
 enum { MORE = 1 };
@@ -47,7 +47,7 @@ enum kind {
 	R_STDERR = 6,
 	R_WANT = 7,    // the next OP_STDIN may come
 	R_EXIT = 8,    // struct exit_body
-	R_HELLO = 9,   // u64 commands started
+	R_HELLO = 9,   // u64 commands started, u32 leaf's number (0: the first), u32 whether it was killed
 	R_DONE = 10,
 };
 

@@ -1,0 +1,313 @@
+package box
+
+import (
+	"bufio"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"os"
+	osexec "os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/boxwood-rl/boxwood/internal/cgroup"
+	"github.com/boxwood-rl/boxwood/internal/fault"
+)
+
+// traces lists what a slot has on the host.
+func traces(h *Host, slot int) []string {
+	var left []string
+	g := h.root.Leftover(fmt.Sprint(slot))
+	for _, path := range append([]string{g.Dir, h.controlDir(slot)}, v1Dirs(h, slot)...) {
+		if _, err := os.Lstat(path); err == nil {
+			left = append(left, path)
+		}
+	}
+	procs, _ := filepath.Glob("/proc/[0-9]*/uid_map")
+	for _, path := range procs {
+		if text, err := os.ReadFile(path); err == nil && slices.Contains(strings.Fields(string(text)), fmt.Sprint(idBase(slot))) {
+			if cg, err := os.ReadFile(filepath.Dir(path) + "/cgroup"); err == nil && strings.Contains(string(cg), testGroup) {
+				left = append(left, path)
+			}
+		}
+	}
+	return left
+}
+
+func v1Dirs(h *Host, slot int) []string {
+	mounts, _ := cgroup.FindMounts("/proc/self/mountinfo")
+	var dirs []string
+	for _, point := range mounts.V1 {
+		dirs = append(dirs, filepath.Join(point, h.cfg.CgroupRoot, fmt.Sprint(slot)))
+	}
+	return dirs
+}
+
+func TestKillLeavesNothing(t *testing.T) {
+	var mu sync.Mutex
+	var told []string
+	h := openHost(t, func(c *Config) {
+		c.OnBox = func(id uint64, gone bool) {
+			mu.Lock()
+			defer mu.Unlock()
+			told = append(told, fmt.Sprint(id, gone))
+		}
+	})
+	root := newRoot(t)
+	kept, err := h.Start(context.Background(), root, testIdentity)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := kept.(*box)
+	must(t, b, "setsid sleep 1000 & (trap '' TERM; exec setsid sleep 1001) & unshare -Urmpf sleep 1002 & cd /tmp; exec 5>open; setsid sleep 1003 &")
+	if err := b.BeginTurn(); err != nil {
+		t.Fatal(err)
+	}
+	must(t, b, "setsid sleep 1004 &")
+	if len(traces(h, b.rec.Slot)) == 0 {
+		t.Fatal("a live box leaves no traces: this test looks in the wrong place")
+	}
+	var group sync.WaitGroup
+	for range 3 { // idempotent, also at once
+		group.Go(func() { mustKill(t, b) })
+	}
+	group.Wait()
+	if left := traces(h, b.rec.Slot); len(left) > 0 {
+		t.Errorf("left behind: %q", left)
+	}
+	// The overlay is gone with its last mount: its folders can be used anew.
+	again, err := h.Start(context.Background(), Root{Lower: root.Lower, Upper: root.Upper, Work: freshWork(t, root)}, testIdentity)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustKill(t, again)
+	mu.Lock()
+	defer mu.Unlock()
+	id := b.RunCgroup()
+	if want := []string{fmt.Sprint(id, false), fmt.Sprint(id, true)}; !slices.Equal(told[:2], want) {
+		t.Errorf("OnBox was told %v, not %v", told, want)
+	}
+}
+
+func freshWork(t *testing.T, r Root) string {
+	t.Helper()
+	os.RemoveAll(r.Work)
+	if err := os.Mkdir(r.Work, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return r.Work
+}
+
+func TestManyAtOnce(t *testing.T) {
+	h := openHost(t, func(c *Config) { c.Zygotes = 4 })
+	var group sync.WaitGroup
+	for i := range 24 {
+		root := newRoot(t)
+		group.Go(func() {
+			id := testIdentity
+			id.Hostname = fmt.Sprintf("box-%d", i)
+			b, err := h.Start(context.Background(), root, id)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if r := bash(t, b, "hostname; sleep 100 & echo $i >/tmp/mine; ls /tmp"); r.out != id.Hostname+"\nmine\n" {
+				t.Errorf("got %+v", r)
+			}
+			mustKill(t, b)
+		})
+	}
+	group.Wait()
+}
+
+func TestPoolRefills(t *testing.T) {
+	h := openHost(t, func(c *Config) { c.Zygotes = 3 })
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	for range 3 {
+		if err := h.WaitReady(ctx, 3); err != nil {
+			t.Fatal(err)
+		}
+		startBox(t, h)
+	}
+	if err := h.WaitReady(ctx, 3); err != nil {
+		t.Fatal(err)
+	}
+	// A zygote that somebody kills isn't handed out.
+	h.mu.Lock()
+	unix.PidfdSendSignal(h.ready[0].pidfd, unix.SIGKILL, nil, 0)
+	dead := h.ready[0]
+	h.mu.Unlock()
+	if err := awaitExit(ctx, dead.pidfd); err != nil {
+		t.Fatal(err)
+	}
+	if b := startBox(t, h); b.rec.Slot == dead.slot {
+		t.Error("a dead zygote became a box")
+	}
+	h.Close()
+	if _, err := h.Start(ctx, newRoot(t), testIdentity); !fault.Is(err, fault.Unavailable) {
+		t.Errorf("start on a closed host: %v", err)
+	}
+}
+
+// daemon is the test program as a daemon that starts a box, says so and waits to be killed.
+func daemonMain() int {
+	f := strings.Split(os.Getenv("BOXWOOD_TEST_DAEMON"), "|")
+	h, err := Open(Config{RunDir: f[0], CgroupRoot: f[1], Zygotes: 2})
+	if err != nil {
+		fmt.Println("error", err)
+		return 1
+	}
+	ctx := context.Background()
+	b, err := h.Start(ctx, Root{Lower: []string{f[2]}, Upper: f[3], Work: f[4]}, testIdentity)
+	if err == nil {
+		_, err = b.Exec(ctx, Command{Argv: []string{"/bin/bash", "-c", "/bin/setsid /bin/sleep 1001 &"}})
+	}
+	if err == nil {
+		err = b.BeginTurn()
+	}
+	if err == nil {
+		err = h.WaitReady(ctx, 2)
+	}
+	if err != nil {
+		fmt.Println("error", err)
+		return 1
+	}
+	fmt.Println(base64.StdEncoding.EncodeToString(b.Record()))
+	b.Exec(ctx, Command{Argv: []string{"/bin/bash", "-c", "/bin/setsid /bin/sleep 1002 & >/tmp/running; while :; do echo noise; done"}})
+	return 0
+}
+
+// startDaemon runs one on a root until its last command runs; it returns the record.
+func startDaemon(t *testing.T, runDir, group string, root Root) (*osexec.Cmd, []byte) {
+	t.Helper()
+	cmd := osexec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), "BOXWOOD_TEST_DAEMON="+strings.Join([]string{runDir, group, root.Lower[0], root.Upper, root.Work}, "|"))
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	line, err := bufio.NewReader(out).ReadString('\n')
+	record, derr := base64.StdEncoding.DecodeString(strings.TrimSpace(line))
+	if err := errors.Join(err, derr); err != nil {
+		t.Fatalf("the daemon says %q: %v", line, err)
+	}
+	await(t, "its command runs", func() bool { _, err := os.Stat(filepath.Join(root.Upper, "tmp/running")); return err == nil })
+	return cmd, record
+}
+
+// A daemon is killed in the middle of a turn: zygotes and what the turn started
+// die, the box and survivors of earlier turns are found again.
+func TestAdopt(t *testing.T) {
+	h := openHost(t) // for its clean-up
+	root := newRoot(t)
+	cmd, rec := startDaemon(t, h.cfg.RunDir, h.cfg.CgroupRoot+"x", root)
+	t.Cleanup(func() { removeGroups(t, h.cfg.RunDir, h.cfg.CgroupRoot+"x") })
+	cmd.Process.Kill()
+	cmd.Wait()
+
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	h2, err := Open(Config{RunDir: h.cfg.RunDir, CgroupRoot: h.cfg.CgroupRoot + "x"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h2.Close()
+	adopted, err := h2.Adopt(ctx, rec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := adopted.(*box)
+	defer mustKill(t, b)
+	if n := b.Commands(); n != 2 {
+		t.Errorf("pid 1 has started %d commands, not 2", n)
+	}
+	procs, err := b.Survivors()
+	if err != nil || len(procs) != 1 || !strings.Contains(string(procs[0].Cmdline), "1001") {
+		t.Errorf("survivors: %+v, %v", procs, err)
+	}
+	if got := must(t, b, "ls /tmp; hostname"); got != "running\noak" {
+		t.Errorf("got %q", got)
+	}
+	if _, err := h2.Adopt(ctx, rec); !fault.Is(err, fault.Precondition) {
+		t.Errorf("adopting twice: %v", err)
+	}
+	if b.RunCgroup() == 0 {
+		t.Error("no cgroup id")
+	}
+	slots, err := h2.leftovers()
+	if err != nil || len(slots) < 2 {
+		t.Errorf("the zygotes of the killed daemon left %v, %v", slots, err)
+	}
+	n, err := h2.Sweep(ctx)
+	if err != nil || n != len(slots)-1 {
+		t.Errorf("swept %d of %d: %v", n, len(slots), err)
+	}
+	if slots, _ := h2.leftovers(); len(slots) != 1 || slots[0] != b.rec.Slot {
+		t.Errorf("after the sweep: %v", slots)
+	}
+	if must(t, b, "echo fine") != "fine" {
+		t.Error("the sweep hurt an adopted box")
+	}
+	mustKill(t, b)
+	if _, err := h2.Adopt(ctx, rec); !fault.Is(err, fault.NotFound) {
+		t.Errorf("adopting a dead box: %v", err)
+	}
+}
+
+// What nobody adopts is swept away, live boxes and their processes included.
+func TestSweep(t *testing.T) {
+	h := openHost(t)
+	root := newRoot(t)
+	group := h.cfg.CgroupRoot + "x"
+	cmd, _ := startDaemon(t, h.cfg.RunDir, group, root)
+	t.Cleanup(func() { removeGroups(t, h.cfg.RunDir, group) })
+	cmd.Process.Kill()
+	cmd.Wait()
+	h2, err := Open(Config{RunDir: h.cfg.RunDir, CgroupRoot: group, Zygotes: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h2.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	if err := h2.WaitReady(ctx, 1); err != nil { // in a slot of its own
+		t.Fatal(err)
+	}
+	if n, err := h2.Sweep(ctx); err != nil || n < 3 {
+		t.Errorf("swept %d, %v", n, err)
+	}
+	if slots, err := h2.leftovers(); err != nil || len(slots) != 1 {
+		t.Errorf("left: %v, %v", slots, err)
+	}
+	if h2.Ready() != 1 {
+		t.Error("the sweep took a zygote of the new host")
+	}
+}
+
+// removeGroups sweeps what a test's second daemon and host have left.
+func removeGroups(t *testing.T, runDir, name string) {
+	t.Helper()
+	h, err := Open(Config{RunDir: runDir, CgroupRoot: name})
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	_, err = h.Sweep(context.Background())
+	h.Close()
+	if err := errors.Join(err, h.root.Remove()); err != nil {
+		t.Error(err)
+	}
+}
