@@ -67,8 +67,7 @@ struct box {
 	__u64 events;    /* finished calls and file system events that were classed */
 	__u32 ninodes;   /* may exceed NINODES: then the rest isn't named */
 	__u32 turn_from; /* inodes[] of this turn begin here */
-	__u32 object_nr; /* the last call that made F_OBJECT, F_REACH or F_UNKNOWN */
-	__u32 net_family;
+	__u64 object_nr; /* the last call that made F_OBJECT, F_REACH or F_UNKNOWN */
 	__u64 inodes[NINODES];
 };
 
@@ -581,41 +580,53 @@ static __always_inline void reached(struct box *b, struct pt_regs *r, __u64 nr)
 		mark_call(b, F_REACH, nr);
 }
 
+/* opened: creation is the file system's to tell. Here: what was truncated, and what
+ * lies on no file system of the sandbox's own and can be written from now on. */
 static __always_inline void opened(struct box *b, struct task_struct *t, struct pt_regs *r, __u64 nr, long ret)
 {
-	bool truncates = true, known = true;
+	bool truncates = false, known = true;
 	if (nr == NR_open)
 		truncates = r->si & O_TRUNC;
 	else if (nr == NR_openat)
 		truncates = r->dx & O_TRUNC;
-	else if (nr != NR_creat)
+	else if (nr == NR_creat)
+		truncates = true;
+	else
 		known = false; /* the flags lie in memory that can change */
-	if (!truncates)
-		return;
 	if (ret < 0) {
-		if (half_done(ret))
+		if ((truncates || !known) && half_done(ret))
 			mark(b, F_META);
 		return;
 	}
 	struct file *f = file_of(t, ret);
-	if (!f || shared(t)) {
+	if (!f || (truncates && shared(t))) {
 		mark(b, F_META);
 		return;
 	}
-	if (!known) {
-		if (BPF_CORE_READ(f, f_mode) & FMODE_WRITE)
-			mark(b, F_META);
+	bool writable = BPF_CORE_READ(f, f_mode) & FMODE_WRITE;
+	if (!writable && !truncates)
 		return;
-	}
+	if (!known)
+		mark(b, F_META);
 	__u64 ino = 0;
 	struct inode *i = BPF_CORE_READ(f, f_inode);
-	enum kind k = place(b, i, &ino);
-	if (k == OWN)
-		note_inode(b, ino, false);
-	else if (k == OUTSIDE)
+	switch (place(b, i, &ino)) {
+	case OWN:
+		if (truncates)
+			note_inode(b, ino, false);
+		break;
+	case OUTSIDE:
 		mark_call(b, F_OUTSIDE, nr);
-	else if (k == UNREADABLE)
+		break;
+	case CONTROL:
+		mark_call(b, F_PROC, nr);
+		break;
+	case UNREADABLE:
 		lost(b);
+		break;
+	default:
+		break;
+	}
 }
 
 static __always_inline void on_fd(struct box *b, struct task_struct *t, struct pt_regs *r, __u64 nr, __u16 c, long ret)
@@ -748,27 +759,31 @@ int BPF_PROG(inode_new, struct inode *i)
 	return 0;
 }
 
-/* Every change of btrfs's trees reserves space for a transaction in the task that
- * asks for it. So a call that the table takes for harmless, or that failed half
- * way, can't change a name or an inode unseen. */
+/* btrfs reserves space, in the task that asks, before it changes its trees: for a
+ * transaction ("transaction": names, xattrs, sizes, extents), and for an inode or a
+ * name that it will write later ("delayed_inode", "delayed_item": modes, owners,
+ * times; once until the next commit, which every snapshot is). So a call that the
+ * table takes for harmless, or that failed half way, can't change them unseen. */
 SEC("tp_btf/btrfs_space_reservation")
 int BPF_PROG(transaction, const struct btrfs_fs_info *fs, const char *type, __u64 val, __u64 bytes, int reserve)
 {
 	struct box *b = watched();
 	if (!b || !reserve || (blind & B_TXN))
 		return 0;
-	__u64 what = 0; /* "transact[ion]": no other kind begins so */
+	__u64 what = 0; /* the first eight letters tell the kinds apart */
 	if (bpf_probe_read_kernel(&what, sizeof what, type)) {
 		lost(b);
 		return 0;
 	}
-	if (what != 0x746361736e617274)
+	if (what != 0x746361736e617274 /* "transact" */ && what != 0x5f646579616c6564 /* "delayed_" */)
 		return 0;
 	__sync_fetch_and_add(&b->events, 1);
 	struct task_struct *t = bpf_get_current_task_btf();
 	struct pt_regs *r = (void *)bpf_task_pt_regs(t);
 	long nr = BPF_CORE_READ(r, orig_ax);
 	__u16 c = nr >= 0 ? class_of(nr) : 0;
+	if (blind & B_CALLS_FILES)
+		c &= ~(C_FD | C_SPECIAL); /* nothing else will explain these */
 	if (c & C_META)
 		mark(b, F_META);
 	else if (c & (C_NAMES | C_OPEN | C_EVICTS))

@@ -14,18 +14,17 @@ import (
 )
 
 type InspectorBox struct {
-	_         structs.HostLayout
-	Root      uint64
-	Epoch     uint64
-	Turn      uint64
-	FirstNew  uint64
-	Lost      uint64
-	Events    uint64
-	Ninodes   uint32
-	TurnFrom  uint32
-	ObjectNr  uint32
-	NetFamily uint32
-	Inodes    [128]uint64
+	_        structs.HostLayout
+	Root     uint64
+	Epoch    uint64
+	Turn     uint64
+	FirstNew uint64
+	Lost     uint64
+	Events   uint64
+	Ninodes  uint32
+	TurnFrom uint32
+	ObjectNr uint64
+	Inodes   [128]uint64
 }
 
 // Names of all BPF objects in the ELF.

@@ -13,6 +13,7 @@ import (
 // time of change on whatever happens to an inode, and no program can set it.
 type attrs struct {
 	mode, uid, gid uint32
+	nlink          uint64
 	size           int64
 	rdev           uint64
 	mtime, ctime   int64
@@ -20,7 +21,7 @@ type attrs struct {
 
 func attrsOf(st *unix.Stat_t) attrs {
 	return attrs{
-		mode: st.Mode, uid: st.Uid, gid: st.Gid, size: st.Size, rdev: st.Rdev,
+		mode: st.Mode, uid: st.Uid, gid: st.Gid, nlink: st.Nlink, size: st.Size, rdev: st.Rdev,
 		mtime: st.Mtim.Nano(), ctime: st.Ctim.Nano(),
 	}
 }
@@ -93,21 +94,34 @@ func beneath(top, path string, flags int) (int, error) {
 	})
 }
 
-// sameFolder says that a directory found in two trees has equal metadata apart
-// from its times: those move with every entry, and also with entries that are
-// gone again. What can't be read is different.
-func sameFolder(top1, top2, path string) bool {
-	a, err := beneath(top1, path, unix.O_RDONLY|unix.O_DIRECTORY)
+// same says that an inode found under path in two trees is the same to every
+// program in the sandbox, although its time of change has moved: it was renamed and
+// renamed back, linked and unlinked, or changed and changed back. Times of
+// directories are left out: they move with entries that are gone again. What can't
+// be read is different. Content is compared up to limit bytes, taken off it.
+func same(top1, top2, path string, was, is attrs, limit *int64) bool {
+	if was.mode != is.mode || was.uid != is.uid || was.gid != is.gid || was.rdev != is.rdev {
+		return false
+	}
+	flags := unix.O_RDONLY
+	dir := is.mode&unix.S_IFMT == unix.S_IFDIR
+	switch {
+	case dir:
+		flags |= unix.O_DIRECTORY
+	case is.mode&unix.S_IFMT != unix.S_IFREG || was.size != is.size || was.mtime != is.mtime || was.nlink != is.nlink:
+		return false
+	}
+	a, err := beneath(top1, path, flags)
 	if err != nil {
 		return false
 	}
 	defer unix.Close(a)
-	b, err := beneath(top2, path, unix.O_RDONLY|unix.O_DIRECTORY)
+	b, err := beneath(top2, path, flags)
 	if err != nil {
 		return false
 	}
 	defer unix.Close(b)
-	return sameMetadata(a, b)
+	return sameMetadata(a, b) && (dir || sameContent(a, b, limit))
 }
 
 func sameMetadata(a, b int) bool {
@@ -202,7 +216,7 @@ func sameContent(a, b int, limit *int64) bool {
 	if unix.Fstat(a, &s) != nil || unix.Fstat(b, &t) != nil {
 		return false
 	}
-	if s.Mode&unix.S_IFMT != unix.S_IFREG || s.Size != t.Size || s.Mtim != t.Mtim || t.Nlink != 1 {
+	if s.Mode&unix.S_IFMT != unix.S_IFREG || s.Size != t.Size || s.Mtim != t.Mtim || s.Nlink != t.Nlink {
 		return false
 	}
 	if *limit -= s.Size; *limit < 0 {

@@ -25,6 +25,7 @@ import (
 // program that does things, and a parent control group.
 type host struct {
 	pool, ways, cgroup string
+	lower              string // a layer of the image: /lw
 	undo               []func()
 }
 
@@ -79,6 +80,21 @@ func (h *host) open() error {
 	h.undo = append(h.undo, func() { os.RemoveAll(dir) })
 	h.ways = filepath.Join(dir, "ways")
 	if err := run("gcc", "-O1", "-w", "-static", "-pthread", "-o", h.ways, "testdata/ways.c"); err != nil {
+		return err
+	}
+	// On a file system of its own: layers must not lie within each other.
+	h.lower = filepath.Join(dir, "lower")
+	if err := os.Mkdir(h.lower, 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mount("tmpfs", h.lower, "tmpfs", 0, "size=1m"); err != nil {
+		return err
+	}
+	h.undo = append(h.undo, func() { unix.Unmount(h.lower, unix.MNT_DETACH) })
+	if err := os.MkdirAll(filepath.Join(h.lower, "lw/tmp"), 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(h.lower, "lw/file"), []byte("of the image"), 0o644); err != nil {
 		return err
 	}
 	img := filepath.Join(dir, "img")
@@ -168,7 +184,7 @@ func mustBox(t testing.TB, seed func(upper string)) *box {
 	b.must(unix.Stat(b.cgroup, &st))
 	b.subject = Subject{
 		Cgroup: st.Ino, Upper: b.subvol + "/upper", Subvolume: id,
-		Base: filepath.Join(h.pool, base, "upper"), Lower: []string{"/"}, Survivors: b.survivors,
+		Base: filepath.Join(h.pool, base, "upper"), Lower: []string{"/", h.lower}, Survivors: b.survivors,
 	}
 	// A change in the tick of the base's last change can't be told from it.
 	for made := stamp(); stamp() == made; {
@@ -195,7 +211,7 @@ func (b *box) mount() {
 	b.root = b.subvol + "-root"
 	b.must(os.Mkdir(b.root, 0o755))
 	b.must(unix.Mount("overlay", b.root, "overlay", unix.MS_NOATIME,
-		fmt.Sprintf("lowerdir=/,upperdir=%s/upper,workdir=%s/work,redirect_dir=on,metacopy=off,index=off,volatile", b.subvol, b.subvol)))
+		fmt.Sprintf("lowerdir=%s:/,upperdir=%s/upper,workdir=%s/work,redirect_dir=on,metacopy=off,index=off,volatile", b.h.lower, b.subvol, b.subvol)))
 	b.t.Cleanup(func() {
 		unix.Unmount(b.root, unix.MNT_DETACH)
 		os.Remove(b.root)

@@ -236,7 +236,7 @@ var calls = []call{
 	{171, "setdomainname", object},
 	{172, "iopl", object},
 	{173, "ioperm", object},
-	{174, "create_module", nothing},
+	{174, "create_module", anything},
 	{175, "init_module", anything},
 	{176, "delete_module", anything},
 	{177, "get_kernel_syms", nothing},

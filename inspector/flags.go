@@ -2,12 +2,12 @@ package inspector
 
 import "fmt"
 
-// flag is what the kernel side saw of one sandbox; bpf/inspector.bpf.c says when
+// signs are what the kernel side saw of one sandbox; bpf/inspector.bpf.c says when
 // each is set.
-type flag uint64
+type signs uint64
 
 const (
-	sawNames flag = 1 << iota
+	sawNames signs = 1 << iota
 	sawMeta
 	sawOld
 	sawOutside
@@ -27,8 +27,8 @@ const (
 	fileFlags  = sawNames | sawMeta | sawOld | eitherHalf
 )
 
-// reason is what a flag means to a person; nr is the call that set it last.
-func (f flag) reason(nr uint32) string {
+// reason is what one of them means to a person; nr is the call that set it last.
+func (f signs) reason(nr uint32) string {
 	switch f {
 	case sawOutside:
 		return "a file outside the sandbox's own file system changed (" + callName(nr) + ")"
@@ -45,7 +45,7 @@ func (f flag) reason(nr uint32) string {
 	case sawURing:
 		return "io_uring or kernel AIO was used"
 	}
-	return fmt.Sprintf("flag %#x", uint64(f))
+	return fmt.Sprintf("signs %#x", uint64(f))
 }
 
 func callName(nr uint32) string {

@@ -33,7 +33,7 @@ type watch struct {
 	started  []Survivor // survivors when it began
 
 	// Since the turn began.
-	turn flag
+	turn signs
 	last []Survivor // survivors at the last barrier
 }
 
@@ -92,9 +92,9 @@ func (w *watch) Barrier(ctx context.Context) Report {
 	start := time.Now()
 	// The order matters: flags are taken before the listing that explains them, so
 	// what a survivor changes meanwhile is flagged again for the next barrier.
-	fresh := flag(atomic.SwapUint64(&w.box.Turn, 0))
+	fresh := signs(atomic.SwapUint64(&w.box.Turn, 0))
 	w.turn |= fresh
-	epoch := flag(atomic.LoadUint64(&w.box.Epoch))
+	epoch := signs(atomic.LoadUint64(&w.box.Epoch))
 
 	all, turn := &finding{}, &finding{}
 	w.judgeUnknown(epoch, all, turn)
@@ -112,7 +112,7 @@ func (w *watch) Barrier(ctx context.Context) Report {
 }
 
 // judgeUnknown deals with what can't be given to one half.
-func (w *watch) judgeUnknown(epoch flag, all, turn *finding) {
+func (w *watch) judgeUnknown(epoch signs, all, turn *finding) {
 	if w.orphaned.Load() {
 		all.both("the inspector is closed")
 		turn.both("the inspector is closed")
@@ -122,12 +122,12 @@ func (w *watch) judgeUnknown(epoch flag, all, turn *finding) {
 		all.both("lost")
 		turn.both("lost")
 	}
-	for f := flag(1); f <= sawNewMeta; f <<= 1 {
+	for f := signs(1); f <= sawNewMeta; f <<= 1 {
 		if f&eitherHalf&epoch != 0 {
-			all.both(f.reason(atomic.LoadUint32(&w.box.ObjectNr)))
+			all.both(f.reason(uint32(atomic.LoadUint64(&w.box.ObjectNr))))
 		}
 		if f&eitherHalf&w.turn != 0 {
-			why := f.reason(atomic.LoadUint32(&w.box.ObjectNr))
+			why := f.reason(uint32(atomic.LoadUint64(&w.box.ObjectNr)))
 			turn.both(why)
 			turn.effect(tree.Unknown, nil, why)
 		}
@@ -142,9 +142,9 @@ func (w *watch) judgeUnknown(epoch flag, all, turn *finding) {
 	}
 }
 
-func (w *watch) judgeProcesses(epoch flag, all, turn *finding) {
-	for _, f := range []flag{sawObject, sawProc, sawReach} {
-		why := f.reason(atomic.LoadUint32(&w.box.ObjectNr))
+func (w *watch) judgeProcesses(epoch signs, all, turn *finding) {
+	for _, f := range []signs{sawObject, sawProc, sawReach} {
+		why := f.reason(uint32(atomic.LoadUint64(&w.box.ObjectNr)))
 		if epoch&f != 0 {
 			all.process = true
 			all.reasons = append(all.reasons, why)

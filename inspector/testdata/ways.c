@@ -111,8 +111,10 @@ W(memfd_exec) {
 	int m = MUST(memfd_create("m", 0)), s = MUST(open("/proc/self/exe", O_RDONLY)); struct stat st; fstat(s, &st);
 	MUST(sendfile(m, s, 0, st.st_size)); char *a[] = {"ways", "write_", 0}; MUST(fexecve(m, a, environ));
 }
-static void *racer(void *a) { for (;;) { dup2(((int *)a)[0], 200); dup2(((int *)a)[1], 200); } }
-W(dup2_race) { static int f[2]; f[0] = rw("old"); f[1] = rw("/dev/null"); pthread_t t; pthread_create(&t, 0, racer, f); int n = 0; struct stat s; while (fstat(200, &s)) ; for (int i = 0; i < 1000; i++) n += write(200, "hello", 5); fchmod(200, 0600); }
+static void *racer(void *a) { for (;;) { dup2(((int *)a)[0], 200); dup2(((int *)a)[1], 200); } return 0; }
+static int *race(void) { static int f[2], p[2]; MUST(pipe2(p, O_NONBLOCK)); f[0] = rw("old"); f[1] = p[1]; pthread_t t; dup2(p[1], 200); pthread_create(&t, 0, racer, f); return f; }
+W(race_write) { int *f = race(); char c = 0; while (c != 'h') { write(200, "h", 1); MUST(pread(f[0], &c, 1, 0)); } }
+W(race_fchmod) { int *f = race(); struct stat s; do { fchmod(200, 0600); MUST(fstat(f[0], &s)); } while ((s.st_mode & 0777) != 0600); }
 
 /* ---- names ---- */
 W(create) { MUST(open("new", O_CREAT | O_WRONLY, 0644)); }
@@ -132,13 +134,13 @@ W(rmdir_) { MUST(rmdir("e")); }
 W(unlink_) { MUST(unlink("old")); }
 W(unlink_write) { int fd = rw("old"); MUST(unlink("old")); MUST(write(fd, "x", 1)); }
 W(replace_same) { MUST(unlink("empty")); MUST(open("empty", O_CREAT | O_WRONLY, 0644)); }
-W(lower_unlink) { MUST(unlink("/etc/debian_version")); }
-W(lower_write) { MUST(write(MUST(open("/etc/debian_version", O_WRONLY | O_APPEND)), "x", 1)); }
-W(lower_chmod) { MUST(chmod("/etc/debian_version", 0600)); }
-W(lower_chmod_dir) { MUST(chmod("/var/tmp", 0700)); }
-W(lower_fchmod_dir) { MUST(fchmod(MUST(open("/var/tmp", O_RDONLY)), 0700)); }
-W(lower_truncate) { MUST(truncate("/etc/debian_version", 0)); }
-W(lower_create) { MUST(open("/var/tmp/new", O_CREAT | O_WRONLY, 0644)); }
+W(lower_unlink) { MUST(unlink("/lw/file")); }
+W(lower_write) { MUST(write(MUST(open("/lw/file", O_WRONLY | O_APPEND)), "x", 1)); }
+W(lower_chmod) { MUST(chmod("/lw/file", 0600)); }
+W(lower_chmod_dir) { MUST(chmod("/lw/tmp", 0700)); }
+W(lower_fchmod_dir) { MUST(fchmod(MUST(open("/lw/tmp", O_RDONLY)), 0700)); }
+W(lower_truncate) { MUST(truncate("/lw/file", 0)); }
+W(lower_create) { MUST(open("/lw/tmp/new", O_CREAT | O_WRONLY, 0644)); }
 W(long_name) { char n[256]; memset(n, 'n', 255); n[255] = 0; n[3] = '\n'; n[4] = '\xff'; MUST(open(n, O_CREAT | O_WRONLY, 0644)); }
 
 /* ---- metadata ---- */
@@ -170,11 +172,11 @@ W(setflags_dir) { int f = FS_NODUMP_FL; MUST(ioctl(MUST(open("d", O_RDONLY)), FS
 W(quiet) {}
 W(reads) { char b[64]; MUST(read(rw("old"), b, 64)); struct stat s; MUST(stat("d", &s)); }
 W(open_rdwr) { rw("old"); }
-W(open_rdwr_lower) { rw("/etc/debian_version"); }
+W(open_rdwr_lower) { rw("/lw/file"); }
 W(create_unlink) { MUST(write(MUST(open("t", O_CREAT | O_RDWR, 0600)), "x", 1)); MUST(unlink("t")); }
 W(mkdtemp_) { char t[] = "tXXXXXX", p[64]; if (!mkdtemp(t)) exit(1); sprintf(p, "%s/a", t); MUST(open(p, O_CREAT | O_RDWR, 0600)); MUST(chmod(p, 0644)); MUST(unlink(p)); MUST(rmdir(t)); }
-W(lower_temp) { MUST(write(MUST(open("/var/tmp/t", O_CREAT | O_RDWR, 0600)), "x", 1)); MUST(unlink("/var/tmp/t")); }
-W(lower_temp_chmod) { MUST(open("/var/tmp/t", O_CREAT | O_RDWR, 0600)); MUST(chmod("/var/tmp/t", 0700)); MUST(unlink("/var/tmp/t")); }
+W(lower_temp) { MUST(write(MUST(open("/lw/tmp/t", O_CREAT | O_RDWR, 0600)), "x", 1)); MUST(unlink("/lw/tmp/t")); }
+W(lower_temp_chmod) { MUST(open("/lw/tmp/t", O_CREAT | O_RDWR, 0600)); MUST(chmod("/lw/tmp/t", 0700)); MUST(unlink("/lw/tmp/t")); }
 W(tmpfile_gone) { MUST(write(MUST(open(".", O_TMPFILE | O_RDWR, 0644)), "x", 1)); }
 W(rename_new) { MUST(close(MUST(open("a", O_CREAT | O_RDWR, 0600)))); MUST(rename("a", "b")); MUST(rename("b", "a")); MUST(unlink("a")); }
 W(rename_back) { MUST(rename("old", "t")); MUST(rename("t", "old")); }
@@ -236,7 +238,7 @@ static const struct { const char *name; void (*run)(void); } ways[] = {
 	ROW(write_), ROW(pwrite_), ROW(writev_), ROW(pwritev_), ROW(pwritev2_), ROW(append), ROW(write_same), ROW(write_many), ROW(sendfile_), ROW(splice_), ROW(tee_splice),
 	ROW(copy_file_range_), ROW(ficlone), ROW(ficlonerange), ROW(fallocate_), ROW(fallocate_keep), ROW(punch), ROW(zero_range), ROW(truncate_), ROW(truncate_grow), ROW(ftruncate_),
 	ROW(ftruncate_restore), ROW(o_trunc), ROW(o_trunc_empty), ROW(creat_), ROW(openat2_trunc), ROW(o_direct), ROW(mmap_store), ROW(mmap_after_close), ROW(mmap_mprotect), ROW(io_submit_),
-	ROW(io_uring_), ROW(int80), ROW(core), ROW(inherited), ROW(stdout_), ROW(proc_self_fd), ROW(passed), ROW(double_fork), ROW(unshared), ROW(memfd_exec), ROW(dup2_race),
+	ROW(io_uring_), ROW(int80), ROW(core), ROW(inherited), ROW(stdout_), ROW(proc_self_fd), ROW(passed), ROW(double_fork), ROW(unshared), ROW(memfd_exec), ROW(race_write), ROW(race_fchmod),
 	ROW(create), ROW(tmpfile_link), ROW(rename_), ROW(rename_over), ROW(rename_dir), ROW(rename_into), ROW(exchange), ROW(link_), ROW(symlink_), ROW(mkfifo_), ROW(mknod_), ROW(bind_),
 	ROW(mkdir_), ROW(rmdir_), ROW(unlink_), ROW(unlink_write), ROW(replace_same), ROW(lower_unlink), ROW(lower_write), ROW(lower_chmod), ROW(lower_chmod_dir), ROW(lower_fchmod_dir),
 	ROW(lower_truncate), ROW(lower_create), ROW(long_name), ROW(chmod_), ROW(fchmod_), ROW(fchmodat2_), ROW(chmod_root), ROW(chmod_dir), ROW(fchmod_dir), ROW(chown_), ROW(lchown_), ROW(fchown_),
@@ -247,7 +249,7 @@ static const struct { const char *name; void (*run)(void); } ways[] = {
 	ROW(keyring), ROW(sysctl), ROW(lo_ioctl), ROW(netlink_set), ROW(netlink_write), ROW(limits_of_1), ROW(survivor), ROW(survivor_file), ROW(survivor_mapped), ROW(connect_), ROW(datagram), ROW(datagram6),
 };
 
-static void *idle(void *a) { for (;;) pause(); }
+static void *idle(void *a) { for (;;) pause(); return 0; }
 
 int main(int argc, char **argv)
 {

@@ -1,0 +1,97 @@
+package inspector
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/boxwood-rl/boxwood/tree"
+)
+
+// Classes of events that the programs can be told to miss; as in
+// bpf/inspector.bpf.c.
+const (
+	blindFolio = 1 << iota
+	blindNew
+	blindTransaction
+	blindFileCalls
+	blindObjectCalls
+	blindReads
+)
+
+func judge(t *testing.T, k *Kernel, argv ...string) Report {
+	t.Helper()
+	b := mustBox(t, nil)
+	w := mustWatch(t, k, b)
+	w.BeginTurn()
+	b.turn(argv...)
+	return barrier(w)
+}
+
+// Each guarantee has a saboteur: when the programs miss a class of events, the ways
+// named here go unseen, so that TestEveryWayOfChangingIsSeen would fail.
+func TestSaboteurs(t *testing.T) {
+	for _, s := range []struct {
+		name  string
+		blind uint32
+		way   string
+	}{
+		{"stores to mapped files", blindFolio | blindTransaction, "mmap_store"},
+		{"file calls and the file system's transactions", blindFileCalls | blindTransaction, "chmod_"},
+		{"new inodes, file calls and transactions", blindFileCalls | blindTransaction | blindNew, "create"},
+		{"file calls on descriptors", blindFileCalls | blindTransaction, "fallocate_"},
+		{"kernel objects", blindObjectCalls, "shm"},
+		{"network configuration", blindObjectCalls, "netlink_write"},
+	} {
+		t.Run(s.name, func(t *testing.T) {
+			k := mustKernel(t, Options{blind: s.blind})
+			if r := judge(t, k, "/ways", s.way); r.Verdict != tree.None {
+				t.Errorf("%s is seen all the same: %q", s.way, r.Reasons)
+			}
+		})
+	}
+}
+
+// fileWays are the ways whose only sign is a file.
+func fileWays() (out []string) {
+	for _, w := range ways {
+		if w.verdict == tree.Files {
+			out = append(out, w.name)
+		}
+	}
+	return out
+}
+
+// Two witnesses: with the table of calls blind to files, the file system's own
+// tracepoints still see every change but one kind ...
+func TestTheFileSystemAloneSeesEveryChange(t *testing.T) {
+	k := mustKernel(t, Options{blind: blindFileCalls})
+	// An open that truncates looks like one that creates, and mounting the overlay
+	// may have reserved the space for its top already.
+	silent := []string{"o_trunc", "o_trunc_empty", "creat_", "openat2_trunc", "chmod_root"}
+	for _, way := range fileWays() {
+		if slices.Contains(silent, way) {
+			continue
+		}
+		t.Run(way, func(t *testing.T) {
+			if r := judge(t, k, "/ways", way); !shows(r.Verdict, tree.Files) {
+				t.Errorf("verdict %d: %q", r.Verdict, r.Reasons)
+			}
+		})
+	}
+}
+
+// ... and the table sees all but what makes no call or is written by the kernel.
+func TestTheCallsAloneSeeEveryChange(t *testing.T) {
+	k := mustKernel(t, Options{blind: blindTransaction | blindFolio | blindNew})
+	silent := []string{"mmap_store", "mmap_after_close", "mmap_mprotect", "core", "create", "lower_create", "long_name"}
+	for _, way := range fileWays() {
+		if slices.Contains(silent, way) {
+			continue
+		}
+		t.Run(way, func(t *testing.T) {
+			if r := judge(t, k, "/ways", way); !shows(r.Verdict, tree.Files) {
+				t.Errorf("verdict %d: %q", r.Verdict, r.Reasons)
+			}
+		})
+	}
+}

@@ -1,0 +1,336 @@
+package inspector
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/boxwood-rl/boxwood/tree"
+)
+
+func barrier(w Watch) Report { return w.Barrier(context.Background()) }
+
+func expect(t *testing.T, what string, r Report, verdict, turn tree.Verdict) {
+	t.Helper()
+	if r.Verdict != verdict || r.Turn != turn {
+		t.Fatalf("%s: verdict %d, turn %d, want %d, %d: %q %q", what, r.Verdict, r.Turn, verdict, turn, r.Reasons, effectsOf(r))
+	}
+}
+
+// The verdict is over the epoch, the effects are the turn's: a change that wasn't
+// captured keeps its sandbox from ever being judged none.
+func TestVerdictLastsUntilTheNextEpoch(t *testing.T) {
+	k := mustKernel(t, Options{})
+	for _, way := range []string{"write_", "create", "unlink_", "chmod_", "lower_unlink", "hostname", "mmap_store"} {
+		t.Run(way, func(t *testing.T) {
+			b := mustBox(t, nil)
+			w := mustWatch(t, k, b)
+			want := tree.Files
+			if way == "hostname" {
+				want = tree.Process
+			}
+			w.BeginTurn()
+			b.turn("/ways", way)
+			expect(t, "the turn that changes", barrier(w), want, want)
+			w.BeginTurn()
+			b.turn("/ways", "quiet")
+			expect(t, "a quiet turn after it", barrier(w), want, tree.None)
+			w.NewEpoch(b.snapshot())
+			w.BeginTurn()
+			b.turn("/ways", "create_unlink")
+			expect(t, "after the capture", barrier(w), tree.None, tree.None)
+			w.BeginTurn()
+			if way == "unlink_" {
+				way = "mmap_after_close"
+				b.must(os.WriteFile(b.root+"/w/old", make([]byte, 8192), 0o644))
+				w.NewEpoch(b.snapshot())
+			}
+			if way == "create" || way == "lower_unlink" {
+				way = "rename_"
+				os.Remove(b.root + "/w/new")
+				w.NewEpoch(b.snapshot())
+			}
+			b.turn("/ways", way)
+			expect(t, "a change in the new epoch", barrier(w), want, want)
+		})
+	}
+}
+
+// A file made in this epoch and deleted in a later turn of it leaves nothing.
+func TestNetOfTheEpoch(t *testing.T) {
+	k := mustKernel(t, Options{})
+	b := mustBox(t, nil)
+	w := mustWatch(t, k, b)
+	w.BeginTurn()
+	b.turn("/bin/sh", "-c", "mkdir n && echo x >n/y")
+	r := barrier(w)
+	expect(t, "made", r, tree.Files, tree.Files)
+	if r.Count != 2 {
+		t.Errorf("effects: %q", effectsOf(r))
+	}
+	w.BeginTurn()
+	b.turn("/bin/sh", "-c", "echo z >>n/y")
+	expect(t, "written again", barrier(w), tree.Files, tree.None) // its content isn't in the base anyway
+	w.BeginTurn()
+	b.turn("/bin/sh", "-c", "rm -r n")
+	expect(t, "deleted", barrier(w), tree.None, tree.Files)
+}
+
+// Stores of a process that mapped a file in an earlier turn raise no call at all,
+// and the page was dirty before the capture.
+func TestSurvivorStoresThroughItsMapping(t *testing.T) {
+	k := mustKernel(t, Options{})
+	b := mustBox(t, nil)
+	w := mustWatch(t, k, b)
+	w.BeginTurn()
+	b.turn("/ways", "survivor_mapped")
+	procs, err := b.survivors()
+	b.must(err)
+	if len(procs) != 1 {
+		t.Fatalf("survivors: %v", procs)
+	}
+	old := filepath.Join(b.root, "w/old")
+	stores := 0
+	store := func() {
+		t.Helper()
+		stores++
+		b.must(syscall.Kill(procs[0].PID, syscall.SIGUSR1))
+		for deadline := time.Now().Add(10 * time.Second); ; {
+			data, err := os.ReadFile(old)
+			b.must(err)
+			if data[9] == byte('a'+stores) {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Fatal("the survivor doesn't store")
+			}
+		}
+	}
+	store()
+	expect(t, "first store", barrier(w), tree.Both, tree.Both)
+	store() // to a page that is dirty
+	b.freeze()
+	w.NewEpoch(b.snapshot())
+	b.thaw()
+	w.BeginTurn()
+	expect(t, "quiet survivor", barrier(w), tree.Process, tree.Process)
+	store()
+	expect(t, "store after the capture", barrier(w), tree.Both, tree.Both)
+}
+
+func (b *box) freeze() { b.freezer("1") }
+func (b *box) thaw()   { b.freezer("0") }
+
+func (b *box) freezer(state string) {
+	b.t.Helper()
+	b.must(os.WriteFile(filepath.Join(b.cgroup, "cgroup.freeze"), []byte(state), 0))
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		data, err := os.ReadFile(filepath.Join(b.cgroup, "cgroup.events"))
+		b.must(err)
+		if strings.Contains(string(data), "frozen "+state) {
+			return
+		}
+		if time.Now().After(deadline) {
+			b.t.Fatal("the box doesn't freeze")
+		}
+	}
+}
+
+func TestSurvivorThatEndedIsAChange(t *testing.T) {
+	k := mustKernel(t, Options{})
+	b := mustBox(t, nil)
+	w := mustWatch(t, k, b)
+	w.BeginTurn()
+	b.turn("/ways", "survivor")
+	expect(t, "survives", barrier(w), tree.Process, tree.Process)
+	b.freeze()
+	w.NewEpoch(b.snapshot())
+	b.thaw()
+	w.BeginTurn()
+	b.kill()
+	r := barrier(w)
+	expect(t, "ended", r, tree.Process, tree.Process)
+	if r.Effects[0].Kind != tree.ProcessEnded {
+		t.Errorf("effects: %q", effectsOf(r))
+	}
+	w.NewEpoch(b.snapshot())
+	w.BeginTurn()
+	expect(t, "after the next capture", barrier(w), tree.None, tree.None)
+}
+
+func TestTaintedLastsUntilTheNextEpoch(t *testing.T) {
+	k := mustKernel(t, Options{})
+	b := mustBox(t, nil)
+	w := mustWatch(t, k, b)
+	w.Tainted(false, "the engine wrote")
+	w.BeginTurn()
+	expect(t, "tainted", barrier(w), tree.Files, tree.None)
+	w.Tainted(true, "a capture failed")
+	w.BeginTurn()
+	r := barrier(w)
+	expect(t, "tainted more", r, tree.Both, tree.None)
+	if strings.Join(r.Reasons, "; ") != "the engine wrote; a capture failed" {
+		t.Errorf("reasons: %q", r.Reasons)
+	}
+	w.NewEpoch(b.snapshot())
+	expect(t, "new epoch", barrier(w), tree.None, tree.None)
+}
+
+func TestSandboxesDontMix(t *testing.T) {
+	k := mustKernel(t, Options{})
+	one, two := mustBox(t, nil), mustBox(t, nil)
+	w1, w2 := mustWatch(t, k, one), mustWatch(t, k, two)
+	w1.BeginTurn()
+	w2.BeginTurn()
+	one.turn("/ways", "write_", "create", "shm", "connect_")
+	expect(t, "the one that changed", barrier(w1), tree.Both, tree.Both)
+	r := barrier(w2)
+	expect(t, "the other", r, tree.None, tree.None)
+	if r.External {
+		t.Error("external from another sandbox")
+	}
+	// A slot that is used again starts clean.
+	w1.Close()
+	w1.Close()
+	w3 := mustWatch(t, k, one)
+	if one.subject.Base != "" {
+		expect(t, "watched again", barrier(w3), tree.None, tree.None)
+	}
+}
+
+func TestExternalIsAMarkOnly(t *testing.T) {
+	k := mustKernel(t, Options{})
+	for _, way := range []string{"connect_", "datagram", "datagram6"} {
+		b := mustBox(t, nil)
+		w := mustWatch(t, k, b)
+		w.BeginTurn()
+		b.turn("/ways", way)
+		r := barrier(w)
+		if expect(t, way, r, tree.None, tree.None); !r.External {
+			t.Errorf("%s isn't external", way)
+		}
+		w.BeginTurn()
+		if barrier(w).External {
+			t.Errorf("%s: the next turn is external, too", way)
+		}
+	}
+}
+
+// Whatever can't be read in the kernel is counted, and both halves are changed.
+func TestLossIsSeen(t *testing.T) {
+	k := mustKernel(t, Options{blind: blindReads})
+	b := mustBox(t, nil)
+	w := mustWatch(t, k, b)
+	w.BeginTurn()
+	b.turn("/ways", "write_")
+	r := barrier(w)
+	expect(t, "lost", r, tree.Both, tree.Both)
+	if r.Lost == 0 || k.LostEvents() == 0 || !strings.Contains(strings.Join(r.Reasons, ";"), "lost") {
+		t.Errorf("lost %d, in all %d, reasons %q", r.Lost, k.LostEvents(), r.Reasons)
+	}
+}
+
+// More changed files than the kernel side can name: all counted, none missed.
+func TestManyOldFiles(t *testing.T) {
+	k := mustKernel(t, Options{})
+	b := mustBox(t, func(upper string) {
+		for i := range 500 {
+			if err := os.WriteFile(filepath.Join(upper, "w", "m"+string(rune('a'+i%26))+strings.Repeat("z", i/26)), []byte("1"), 0o644); err != nil {
+				panic(err)
+			}
+		}
+	})
+	w := mustWatch(t, k, b)
+	w.BeginTurn()
+	b.turn("/bin/sh", "-c", "for f in m*; do echo 2 >>$f; done")
+	r := barrier(w)
+	expect(t, "500 files", r, tree.Files, tree.Files)
+	if r.Count < 500 || len(r.Effects) != tree.MaxEffects {
+		t.Errorf("count %d, effects %d", r.Count, len(r.Effects))
+	}
+}
+
+// Past the budget or the deadline, the files count as changed.
+func TestBarrierGivesUpSafely(t *testing.T) {
+	k := mustKernel(t, Options{MaxEntries: 5})
+	b := mustBox(t, nil)
+	w := mustWatch(t, k, b)
+	w.BeginTurn()
+	b.turn("/ways", "create_unlink")
+	expect(t, "over budget", barrier(w), tree.Files, tree.Files)
+
+	k = mustKernel(t, Options{})
+	b = mustBox(t, nil)
+	w = mustWatch(t, k, b)
+	w.BeginTurn()
+	b.turn("/ways", "create_unlink")
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	expect(t, "past the deadline", w.Barrier(ctx), tree.Files, tree.Files)
+	w.BeginTurn()
+	expect(t, "tried again", barrier(w), tree.None, tree.None)
+}
+
+func TestSurvivorsThatCantBeListedAreAChange(t *testing.T) {
+	k := mustKernel(t, Options{})
+	b := mustBox(t, nil)
+	var fail atomic.Bool
+	b.subject.Survivors = func() ([]Survivor, error) {
+		if fail.Load() {
+			return nil, errors.New("no answer")
+		}
+		return nil, nil
+	}
+	w := mustWatch(t, k, b)
+	expect(t, "listed", barrier(w), tree.None, tree.None)
+	fail.Store(true)
+	expect(t, "not listed", barrier(w), tree.Process, tree.Process)
+}
+
+func TestBaseThatIsGoneIsAChange(t *testing.T) {
+	k := mustKernel(t, Options{})
+	b := mustBox(t, nil)
+	b.subject.Base += "-none"
+	w := mustWatch(t, k, b)
+	w.BeginTurn()
+	b.turn("/ways", "create_unlink")
+	expect(t, "no base", barrier(w), tree.Files, tree.Files)
+}
+
+func TestClosedInspectorJudgesChanged(t *testing.T) {
+	k := mustKernel(t, Options{})
+	b := mustBox(t, nil)
+	w := mustWatch(t, k, b)
+	b.must(k.Close())
+	b.must(k.Close())
+	expect(t, "closed", barrier(w), tree.Both, tree.Both)
+	if _, err := k.Watch(b.subject); err == nil {
+		t.Error("a closed inspector watches")
+	}
+}
+
+// Processes in groups below run count, as a turn's own leaf does.
+func TestDeeperGroupsAreWatched(t *testing.T) {
+	k := mustKernel(t, Options{})
+	b := mustBox(t, nil)
+	leaf := filepath.Join(b.cgroup, "turn-2")
+	b.must(os.Mkdir(leaf, 0o755))
+	w := mustWatch(t, k, b)
+	f := b.mustOpen(leaf)
+	defer f.Close()
+	run := b.fd
+	b.fd = f
+	w.BeginTurn()
+	b.turn("/ways", "write_")
+	b.fd = run
+	expect(t, "in a leaf", barrier(w), tree.Files, tree.Files)
+	b.must(unix.Rmdir(leaf))
+}
