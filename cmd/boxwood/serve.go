@@ -1,0 +1,146 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/boxwood-rl/boxwood/engine"
+	"github.com/boxwood-rl/boxwood/engine/service"
+	"github.com/boxwood-rl/boxwood/internal/fault"
+)
+
+// shutdownLimit is how long running turns and captures get when the daemon is
+// told to stop; what isn't done then is found again at the next start.
+const shutdownLimit = 20 * time.Second
+
+// serveFlags as given.
+type serveFlags struct {
+	state, socket, group, pool, poolSize, runDir, cgroup, level, format string
+	zygotes, maxSandboxes                                               int
+	lease                                                               time.Duration
+}
+
+func (a *app) serveCommand() *cobra.Command {
+	var f serveFlags
+	c := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the daemon",
+		Long: `Runs the daemon in the foreground until SIGTERM or SIGINT. All that it keeps lies
+in the state folder: the pool (a sparse file with a btrfs, made at the first
+start), the tree's log, the tables of statistics. It logs to standard error and
+prints "ready" and the socket once it answers.`,
+		Example: `  boxwood serve
+  boxwood serve --state /data/boxwood --pool-size 200G --socket-group trainers`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return a.serve(c.Context(), f) },
+	}
+	c.Flags().StringVar(&f.state, "state", "/var/lib/boxwood", "folder of all state")
+	c.Flags().StringVar(&f.socket, "socket", defaultSocket, "unix socket to listen on, for root alone")
+	c.Flags().StringVar(&f.group, "socket-group", "", "group that may use the socket, too; its members are as good as root in the sandboxes")
+	c.Flags().StringVar(&f.poolSize, "pool-size", "", "size of the pool's file, such as 100G; it is sparse (default: most of the disk)")
+	c.Flags().StringVar(&f.pool, "pool", "", "folder on an existing btrfs to use instead of a file")
+	c.Flags().IntVar(&f.zygotes, "zygotes", 0, "processes kept waiting in fresh namespaces (default 16)")
+	c.Flags().IntVar(&f.maxSandboxes, "max-sandboxes", 0, "sandboxes that may live at once (default 2000)")
+	c.Flags().DurationVar(&f.lease, "lease", 0, "how long a sandbox lives without a call (default 30m)")
+	c.Flags().StringVar(&f.runDir, "run-dir", "", "folder of the sandboxes' control sockets (default: below --state)")
+	c.Flags().StringVar(&f.cgroup, "cgroup", "", `name of Boxwood's cgroup (default "boxwood")`)
+	c.Flags().StringVar(&f.level, "log-level", "info", "debug, info, warn or error")
+	c.Flags().StringVar(&f.format, "log-format", "text", "text or json")
+	return c
+}
+
+// options turns flags into the engine's.
+func (f serveFlags) options() (o engine.OpenOptions, err error) {
+	bad := func(format string, args ...any) (engine.OpenOptions, error) {
+		return o, fault.New(fault.Invalid, "usage", format, args...).WithHint("boxwood serve --help shows how")
+	}
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(f.level)); err != nil {
+		return bad("there is no log level %q", f.level)
+	}
+	handler := &slog.HandlerOptions{Level: level}
+	switch f.format {
+	case "text":
+		o.Log = slog.New(slog.NewTextHandler(os.Stderr, handler))
+	case "json":
+		o.Log = slog.New(slog.NewJSONHandler(os.Stderr, handler))
+	default:
+		return bad("there is no log format %q", f.format)
+	}
+	if f.poolSize != "" {
+		if o.PoolBytes, err = parseSize(f.poolSize); err != nil {
+			return bad("--pool-size: %v", err)
+		}
+	}
+	if o.StateDir, err = filepath.Abs(f.state); err != nil {
+		return bad("--state: %v", err)
+	}
+	o.RunDir, o.PoolDir, o.Cgroup = f.runDir, f.pool, f.cgroup
+	o.Zygotes, o.MaxSandboxes, o.Lease = f.zygotes, f.maxSandboxes, f.lease
+	return o, nil
+}
+
+func (a *app) serve(ctx context.Context, f serveFlags) error {
+	o, err := f.options()
+	if err != nil {
+		return err
+	}
+	if os.Geteuid() != 0 {
+		return fault.New(fault.Denied, "not_root", "the daemon must run as root: it makes namespaces, mounts and cgroups").
+			WithHint("sudo boxwood serve")
+	}
+	if err := engine.PrivateMounts(); err != nil {
+		return err
+	}
+	slog.SetDefault(o.Log)
+	e, err := engine.Open(ctx, o)
+	if err != nil {
+		return err
+	}
+	stop := func(cause error) error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownLimit)
+		defer cancel()
+		return errors.Join(cause, e.Close(ctx))
+	}
+	listener, err := service.Listen(f.socket, f.group)
+	if err != nil {
+		return stop(err)
+	}
+	server := service.New(e, fullVersion(), o.Log)
+	failed := make(chan error, 1)
+	go func() { failed <- server.Serve(listener) }()
+	fmt.Fprintln(a.out, "ready", f.socket)
+	select {
+	case err = <-failed:
+		return stop(err)
+	case <-ctx.Done():
+	}
+	o.Log.Info("stopping")
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownLimit)
+	defer cancel()
+	service.Shutdown(grace, server)
+	return stop(nil)
+}
+
+// parseSize reads "100G", "1.5T", "4096": powers of 1024, as disks' tools have it.
+func parseSize(s string) (int64, error) {
+	number, unit := strings.TrimSuffix(strings.TrimSuffix(s, "B"), "i"), int64(1)
+	if i := strings.IndexByte("KMGT", (number + " ")[max(0, len(number)-1)]); i >= 0 && number != "" {
+		unit <<= 10 * (i + 1)
+		number = number[:len(number)-1]
+	}
+	value, err := strconv.ParseFloat(number, 64)
+	if err != nil || value <= 0 || value*float64(unit) > 1<<60 {
+		return 0, fmt.Errorf("%q is not a size such as 100G", s)
+	}
+	return int64(value * float64(unit)), nil
+}
