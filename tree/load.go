@@ -91,8 +91,7 @@ func rowsOf[T any](l *loader, r rows, table string, layout func(*coder, *T), see
 				return fault.New(fault.DataLoss, "log_damaged", "row %c%q: %w", r, id, err)
 			}
 			seen(v)
-			l.tx.insert(table, v)
-			return nil
+			return l.tx.txn.Insert(table, v)
 		})
 		if err != nil && fault.As(err).Kind != fault.DataLoss {
 			return openFault(l.log.dir, err)

@@ -49,7 +49,7 @@ func schema() *memdb.DBSchema {
 
 func treeSchema() *memdb.TableSchema {
 	return tableOf(trees,
-		unique(byID, func(t *Tree) []byte { return key(t.ID) }),
+		identity[Tree](),
 		// Trees lists in creation order.
 		unique(byCreation, func(t *Tree) []byte { return number(t.CreateIndex) }),
 		// TreesOf: an image that a tree stands on isn't removed.
@@ -59,7 +59,7 @@ func treeSchema() *memdb.TableSchema {
 
 func nodeSchema() *memdb.TableSchema {
 	return tableOf(nodes,
-		unique(byID, func(n *Node) []byte { return key(n.ID) }),
+		identity[Node](),
 		// NodesOf: all of a tree in creation order.
 		unique(byTree, func(n *Node) []byte { return number(n.CreateIndex, string(n.Tree)) }),
 		// Children in order, and the next ordinal without counting.
@@ -85,7 +85,7 @@ func nodeSchema() *memdb.TableSchema {
 
 func checkpointSchema() *memdb.TableSchema {
 	return tableOf(checkpoints,
-		unique(byID, func(k *Checkpoint) []byte { return key(k.ID) }),
+		identity[Checkpoint](),
 		many(byTree, func(k *Checkpoint) []byte { return key(k.Tree) }),
 		// A snapshot is condemned once no checkpoint has it.
 		many(bySnapshot, func(k *Checkpoint) []byte { return optional(k.Snapshot) }),
@@ -94,7 +94,7 @@ func checkpointSchema() *memdb.TableSchema {
 
 func sandboxSchema() *memdb.TableSchema {
 	return tableOf(sandboxes,
-		unique(byID, func(s *Sandbox) []byte { return key(s.ID) }),
+		identity[Sandbox](),
 		many(byTree, func(s *Sandbox) []byte { return key(s.Tree) }),
 		// A node that a sandbox stands at isn't pruned.
 		many(byNode, func(s *Sandbox) []byte { return optional(s.Head) }),
@@ -103,7 +103,7 @@ func sandboxSchema() *memdb.TableSchema {
 
 func imageSchema() *memdb.TableSchema {
 	return tableOf(images,
-		unique(byID, func(i *Image) []byte { return key(i.Digest) }),
+		identity[Image](),
 		index(byName, true, indexer[Image]{keys: func(i *Image) [][]byte {
 			ks := make([][]byte, len(i.Names))
 			for j, n := range i.Names {
@@ -118,7 +118,7 @@ func imageSchema() *memdb.TableSchema {
 
 func setupSchema() *memdb.TableSchema {
 	return tableOf(setups,
-		unique(byID, func(s *Setup) []byte { return key(s.Digest) }),
+		identity[Setup](),
 		// A set-up is forgotten with its node.
 		many(byNode, func(s *Setup) []byte { return key(s.Node) }),
 	)
@@ -126,7 +126,7 @@ func setupSchema() *memdb.TableSchema {
 
 func replySchema() *memdb.TableSchema {
 	return tableOf(replies,
-		unique(byID, func(r *Reply) []byte { return key(r.Key) }),
+		identity[Reply](),
 		// Expiry takes the oldest first.
 		many(byAge, func(r *Reply) []byte { return number(uint64(r.At.UnixNano())) }),
 	)
@@ -134,13 +134,13 @@ func replySchema() *memdb.TableSchema {
 
 func condemnedSchema() *memdb.TableSchema {
 	return tableOf(doomed,
-		unique(byID, func(d *condemned) []byte { return key(d.Snapshot) }),
+		identity[condemned](),
 	)
 }
 
 func removalSchema() *memdb.TableSchema {
 	return tableOf(removals,
-		unique(byID, func(r *removal) []byte { return number(r.First) }),
+		identity[removal](),
 		// A watcher that catches up wants those of its tree.
 		many(byTree, func(r *removal) []byte { return key(r.Tree) }),
 	)
@@ -154,11 +154,40 @@ type count struct {
 }
 
 func countSchema() *memdb.TableSchema {
-	return tableOf(counts, unique(byID, func(c *count) []byte { return key(c.of) }))
+	return tableOf(counts, identity[count]())
 }
 
 func markSchema() *memdb.TableSchema {
-	return tableOf(marks, unique(byID, func(m *mark) []byte { return key(m.name) }))
+	return tableOf(marks, identity[mark]())
+}
+
+// rowID is a row's key in its table's id index.
+func rowID(row any) []byte {
+	switch r := row.(type) {
+	case *Tree:
+		return key(r.ID)
+	case *Node:
+		return key(r.ID)
+	case *Checkpoint:
+		return key(r.ID)
+	case *Sandbox:
+		return key(r.ID)
+	case *Image:
+		return key(r.Digest)
+	case *Setup:
+		return key(r.Digest)
+	case *Reply:
+		return key(r.Key)
+	case *condemned:
+		return key(r.Snapshot)
+	case *removal:
+		return number(r.First)
+	case *count:
+		return key(r.of)
+	case *mark:
+		return key(r.name)
+	}
+	panic("a row of no table")
 }
 
 // ---- indexes ---------------------------------------------------------------
@@ -218,6 +247,10 @@ func index[T any](name string, uniq bool, x indexer[T]) *memdb.IndexSchema {
 		s.Indexer = single[T]{x}
 	}
 	return s
+}
+
+func identity[T any]() *memdb.IndexSchema {
+	return unique(byID, func(v *T) []byte { return rowID(v) })
 }
 
 func unique[T any](name string, key func(*T) []byte) *memdb.IndexSchema {

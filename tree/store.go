@@ -93,10 +93,14 @@ type instant struct {
 }
 
 // group is what one flush makes durable.
+//
+// Its changes share one transaction over the tables, so that a path of a radix tree
+// is copied once a group; one that is refused is undone in it.
 type group struct {
+	txn    *memdb.Txn
 	batch  *pebble.Batch
-	after  instant // the store with it
 	events []Event
+	after  instant       // the store with it, once sealed
 	done   chan struct{} // closed when err is decided
 	err    error
 }
@@ -181,8 +185,17 @@ func (s *Store) apply(ctx context.Context, f func(tx *Tx) error) (*group, uint64
 	if s.failed != nil {
 		return nil, 0, s.failed
 	}
-	tx := &Tx{reader: reader{s.head.Txn(true), s.next}, s: s, now: s.o.Clock().UTC()}
-	defer tx.txn.Abort() // also when f panics; nothing after Commit
+	if s.open == nil {
+		s.open = &group{txn: s.head.Txn(true), batch: s.log.db.NewBatch(), done: make(chan struct{})}
+	}
+	g := s.open
+	tx := &Tx{reader: reader{g.txn, s.next}, s: s, now: s.o.Clock().UTC()}
+	kept := false
+	defer func() { // also when f panics
+		if !kept {
+			tx.undo()
+		}
+	}()
 	if err := f(tx); err != nil {
 		return nil, 0, err
 	}
@@ -190,14 +203,9 @@ func (s *Store) apply(ctx context.Context, f func(tx *Tx) error) (*group, uint64
 	if len(tx.ops) == 0 {
 		return nil, s.next, nil
 	}
-	events := tx.newest()
-	tx.txn.Commit()
-	s.next = tx.index
-	if s.open == nil {
-		s.open = &group{batch: s.log.db.NewBatch(), done: make(chan struct{})}
-		s.latest = s.open
-	}
-	g := s.open
+	g.events = append(g.events, tx.newest()...)
+	kept = true
+	s.next, s.latest = tx.index, g
 	for _, op := range tx.ops {
 		if op.value == nil {
 			_ = g.batch.Delete(op.key, nil)
@@ -205,8 +213,6 @@ func (s *Store) apply(ctx context.Context, f func(tx *Tx) error) (*group, uint64
 			_ = g.batch.Set(op.key, op.value, nil)
 		}
 	}
-	g.after = instant{s.head.Snapshot(), s.next}
-	g.events = append(g.events, events...)
 	select {
 	case s.wake <- struct{}{}:
 	default:
@@ -220,10 +226,7 @@ func (s *Store) commitLoop() {
 	defer close(s.committed)
 	for open := true; open; {
 		_, open = <-s.wake
-		s.mu.Lock()
-		g := s.open
-		s.open = nil
-		s.mu.Unlock()
+		g := s.seal()
 		if g == nil {
 			continue
 		}
@@ -239,6 +242,25 @@ func (s *Store) commitLoop() {
 	}
 }
 
+// seal closes the open group to further changes; nil if it has none.
+func (s *Store) seal() *group {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	g := s.open
+	s.open = nil
+	if g == nil {
+		return nil
+	}
+	if g.batch.Empty() { // all its changes were refused
+		g.txn.Abort()
+		_ = g.batch.Close()
+		return nil
+	}
+	g.txn.Commit()
+	g.after = instant{s.head.Snapshot(), s.next}
+	return g
+}
+
 // giveUp ends a group that could not be flushed, and the one built upon it.
 func (s *Store) giveUp(g *group, cause error) {
 	s.mu.Lock()
@@ -246,13 +268,14 @@ func (s *Store) giveUp(g *group, cause error) {
 	s.failed = fault.New(fault.Unavailable, "store_failed",
 		"the state directory can't be written: %w", cause).
 		WithHint("look at the disk, then start the daemon again: what was acknowledged is there")
-	for _, g := range []*group{g, s.open} {
-		if g != nil {
-			g.err = s.failed
-			close(g.done)
-		}
+	if s.open != nil {
+		s.open.txn.Abort()
+		s.open.err = s.failed
+		close(s.open.done)
+		s.open = nil
 	}
-	s.open = nil
+	g.err = s.failed
+	close(g.done)
 	now := s.state.Load()
 	s.head, s.next = now.db.Snapshot(), now.index
 }

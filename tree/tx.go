@@ -19,6 +19,7 @@ type Tx struct {
 	now    time.Time
 	ops    []op
 	events []Event
+	rows   []rowChange
 
 	// What may have lost its last user, looked at by settle.
 	loose         []ids.Checkpoint
@@ -57,14 +58,46 @@ func put[T any](tx *Tx, table string, r rows, id string, v *T, layout func(*code
 
 func remove[T any](tx *Tx, table string, r rows, id string, v *T) {
 	tx.set(rowKey(r, id), nil)
-	if err := tx.txn.Delete(table, v); err != nil {
-		panic(err) // the caller has just read it
-	}
+	tx.erase(table, v)
+}
+
+// rowChange is what undo takes back; nil: there was, or is, no such row.
+type rowChange struct {
+	table         string
+	before, after any
 }
 
 func (tx *Tx) insert(table string, v any) {
-	if err := tx.txn.Insert(table, v); err != nil {
+	// The id index takes its key from the row itself.
+	before, err := tx.txn.First(table, byID, rowID(v))
+	if err == nil {
+		err = tx.txn.Insert(table, v)
+	}
+	if err != nil {
 		panic(err) // a table or index that isn't in the schema
+	}
+	tx.rows = append(tx.rows, rowChange{table, before, v})
+}
+
+func (tx *Tx) erase(table string, v any) {
+	if err := tx.txn.Delete(table, v); err != nil {
+		panic(err) // the caller has just read it
+	}
+	tx.rows = append(tx.rows, rowChange{table, v, nil})
+}
+
+// undo takes the rows back, last first.
+func (tx *Tx) undo() {
+	for _, c := range slices.Backward(tx.rows) {
+		var err error
+		if c.before != nil {
+			err = tx.txn.Insert(c.table, c.before)
+		} else {
+			err = tx.txn.Delete(c.table, c.after)
+		}
+		if err != nil {
+			panic(err) // it was done just before
+		}
 	}
 }
 
@@ -82,9 +115,7 @@ func (tx *Tx) addOne(of string, n int) {
 		n += old.n
 	}
 	if n == 0 && old != nil {
-		if err := tx.txn.Delete(counts, old); err != nil {
-			panic(err)
-		}
+		tx.erase(counts, old)
 		return
 	}
 	tx.insert(counts, &count{of, n})

@@ -204,7 +204,12 @@ func TestWaitNodes(t *testing.T) {
 	var wait []ids.Node
 	for range 3 {
 		n := mustNode(t, s, tr.Root)
-		mustUpdate(t, s, func(tx *Tx) error { c, _ := tx.Node(n.ID); x := *c; x.Capture, x.Checkpoint = Recorded, ""; return tx.PutNode(x) })
+		mustUpdate(t, s, func(tx *Tx) error {
+			c, _ := tx.Node(n.ID)
+			x := *c
+			x.Capture, x.Checkpoint = Recorded, ""
+			return tx.PutNode(x)
+		})
 		wait = append(wait, n.ID)
 	}
 	settled := func(n *Node) bool { return n.Capture != Recorded }
