@@ -123,18 +123,17 @@ def unpack(chunks: Iterable[bytes], remote: str, local: Path, unsafe: Literal["r
 
     local.absolute().parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".boxwood-", dir=local.absolute().parent) as scratch:
+        base = posixpath.basename(remote.rstrip("/"))
         single: str | None = None
+        folder = False
         with tarfile.open(fileobj=io.BufferedReader(ChunkReader(chunks), CHUNK), mode="r|") as archive:
             for number, member in enumerate(archive):
-                if (
-                    number == 0
-                    and not member.isdir()
-                    and member.name == posixpath.basename(remote.rstrip("/"))
-                ):
-                    single = member.name
-                elif number == 1 and single is not None:
-                    single = None
-                checked = judge(member, scratch)
+                # The first entry is what was asked for, under its own name: a file, or a folder.
+                if number == 0 and member.isdir() and member.name.strip("/") in (base, "."):
+                    folder = True
+                    continue
+                single = member.name if number == 0 and member.name == base else None
+                checked = judge(_below(member, base) if folder else member, scratch)
                 if checked is not None:
                     archive.extract(checked, scratch, filter="fully_trusted")
         if single is not None and single not in skipped:
@@ -143,6 +142,15 @@ def unpack(chunks: Iterable[bytes], remote: str, local: Path, unsafe: Literal["r
         else:
             _merge(Path(scratch), local)
     return skipped
+
+
+def _below(member: tarfile.TarInfo, base: str) -> tarfile.TarInfo:
+    """The member named from the folder on, and with it what a hard link points to."""
+    prefix = base + "/"
+    name, linkname = member.name.removeprefix(prefix), member.linkname
+    if member.islnk():
+        linkname = linkname.removeprefix(prefix)
+    return member.replace(name=name, linkname=linkname, deep=False)
 
 
 def _merge(source: Path, target: Path) -> None:

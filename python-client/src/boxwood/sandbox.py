@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from .fork import Children
     from .node import Node
 
+# Seconds for the calls that clean up behind an exception, which they must not hold up long.
+_QUIET = 10.0
+
 
 class Sandbox:
     """A live sandbox. Its head is the node that it stands at.
@@ -214,7 +217,7 @@ class Sandbox:
 
     def _cancel_quietly(self) -> None:
         with contextlib.suppress(BoxwoodError):
-            self._client._caller.unary("CancelTurn", pb.CancelTurnRequest(sandbox_id=self.id), timeout=5.0)
+            self._client._caller.unary("CancelTurn", pb.CancelTurnRequest(sandbox_id=self.id), timeout=_QUIET)
 
     @contextlib.contextmanager
     def turn(
@@ -257,14 +260,17 @@ class Sandbox:
             timeout=caller.timeout + busy_wait + MARGIN,
         )
         opened = OpenTurn(self, begun.turn_id)
+        end.turn_id = begun.turn_id
         try:
             yield opened
         except BaseException:
             opened._over = True
             self._cancel_quietly()
+            # A cancelled turn is ended like any: what it did until then is a node.
+            with contextlib.suppress(BoxwoodError):
+                self._turn(caller.unary("EndTurn", end, timeout=_QUIET))
             raise
         opened._over = True
-        end.turn_id = begun.turn_id
         with self._cancelling():
             opened._result = self._turn(caller.unary("EndTurn", end, timeout=caller.timeout + MARGIN))
 
@@ -282,7 +288,7 @@ class Sandbox:
         Args:
             path: Where; its folder must exist.
             content: What. Beyond 4 MiB it goes as an upload, which can't append.
-            mode: Permission bits of a new file.
+            mode: Permission bits, also where the file was there already.
             append: Add to what is there.
         """
         return self._made(self._write_file(path, content, mode, append, ""))

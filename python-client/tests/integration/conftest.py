@@ -37,7 +37,7 @@ def socket_path() -> Iterator[str]:
     if given := os.environ.get("BOXWOOD_SOCKET"):
         yield given
         return
-    binary = REPOSITORY / "bin" / "boxwood"
+    binary = Path(os.environ.get("BOXWOOD_BIN") or REPOSITORY / "bin" / "boxwood")
     if not binary.exists():
         missing(f"no daemon: neither $BOXWOOD_SOCKET nor {binary}")
     if os.geteuid() != 0:
@@ -45,12 +45,20 @@ def socket_path() -> Iterator[str]:
     folder = Path(tempfile.mkdtemp(prefix="bw-it-"))
     path = folder / "boxwood.sock"
     log = open(folder / "log", "wb")  # noqa: SIM115 - outlives this function's steps
+    flags = {
+        "--state": str(folder / "state"),
+        "--socket": str(path),
+        "--socket-group": "nogroup",
+        "--cgroup": f"boxwood-it-{os.getpid()}",
+        "--pool-size": "4G",
+    }
     process = subprocess.Popen(
-        [str(binary), "serve", "--state", str(folder / "state"), "--socket", str(path)],
+        [str(binary), "serve", *(word for flag in flags.items() for word in flag)],
         stdout=log,
         stderr=subprocess.STDOUT,
     )
     try:
+        folder.chmod(0o755)
         wait_for_daemon(process, path, folder / "log")
         yield str(path)
     finally:
@@ -105,6 +113,7 @@ def small_root(folder: Path) -> None:
     """This host's shell and tools with the libraries that they name; no python3, no git."""
     for name in ("etc", "tmp", "proc", "dev", "sys", "run", "root", "work", "var", "usr/bin"):
         (folder / name).mkdir(parents=True)
+    folder.chmod(0o755)
     (folder / "tmp").chmod(0o1777)
     (folder / "bin").symlink_to("usr/bin")
     (folder / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534::/:/bin/sh\n")

@@ -171,7 +171,7 @@ def test_a_callback_that_raises_cancels_a_turn(sandbox: boxwood.Sandbox) -> None
 def test_files(sandbox: boxwood.Sandbox) -> None:
     turn = sandbox.write_file("/tmp/a", "text", mode=0o600)
     assert turn.verdict is Verdict.FILES
-    sandbox.write_file("/tmp/a", b"\xff", append=True)
+    sandbox.write_file("/tmp/a", b"\xff", mode=0o600, append=True)
     assert sandbox.read_file("/tmp/a") == b"text\xff"
     assert sandbox.run("stat -c %a /tmp/a").stdout == b"600\n"
     big = os.urandom(9_000_000)
@@ -403,7 +403,7 @@ def test_statistics(client: boxwood.Client, tree: boxwood.Tree, sandbox: boxwood
     assert polars.read_ipc_stream(io.BytesIO(data)).height == 1
     duckdb = pytest.importorskip("duckdb")
     turns = client.stats("turns", tree=tree)
-    assert duckdb.sql("select count(*) from turns").fetchone() == (1,)
+    assert duckdb.sql("select count(*) from turns").fetchall() == [(1,)]
     assert turns.num_rows == 1
 
 
