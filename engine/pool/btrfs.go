@@ -44,8 +44,8 @@ type Options struct {
 type Unclean int
 
 const (
-	// Check runs `btrfs check` with data checksums, and refuses the pool
-	// with fault.DataLoss "pool_unclean" unless it finds nothing.
+	// Check reads all of it and compares checksums, and refuses it with
+	// fault.DataLoss "pool_unclean" unless they are right.
 	Check Unclean = iota
 	// Rebuild throws images and snapshots away and starts empty.
 	Rebuild

@@ -64,7 +64,7 @@ func openDevice(o Options) (*device, error) {
 	if err := d.write(mark{BootID: bootID()}); err != nil {
 		return nil, err
 	}
-	if err := d.mount(); err != nil {
+	if err := d.mount(0, "nobarrier"); err != nil {
 		return nil, fmt.Errorf("mounting the pool: %w", err)
 	}
 	return d, nil
@@ -125,14 +125,36 @@ func (d *device) judge(o Options) error {
 		}
 		return d.make(o.SizeBytes)
 	}
-	out, err := exec.Command("btrfs", "check", "--readonly", "--check-data-csum", d.image).CombinedOutput()
-	if err == nil {
-		return nil
+	if err := d.scrub(); err != nil {
+		return fault.New(fault.DataLoss, "pool_unclean", "the host went down while the pool %s was in use, and it is damaged: %w", d.image, err).
+			WithHint("rebuild it (images have to be imported again, captured nodes are lost), or put a backup of the file in place")
 	}
-	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
-	return fault.New(fault.DataLoss, "pool_unclean", "the host went down while the pool %s was in use, and checking it fails: %w: %s",
-		d.image, err, lines[len(lines)-1]).
-		WithHint("rebuild it (images have to be imported again, captured nodes are lost), or put a backup of the file in place")
+	return nil
+}
+
+// scrub lets the kernel read every allocated block of the pool, mounted read-only
+// (which at most replays its log). btrfs never overwrites what its super block leads to, so the
+// file system is what it was at its last transaction if each of these blocks is
+// the one that was written: its checksum is right, and for metadata its
+// generation. (`btrfs check` of Debian 12 knows no simple quotas and refuses.)
+func (d *device) scrub() error {
+	if err := d.mount(unix.MS_RDONLY, ""); err != nil {
+		return err
+	}
+	defer unix.Unmount(d.at, 0)
+	f, err := os.Open(d.at)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	found, err := btrfs.Scrub(f)
+	if err != nil {
+		return err
+	}
+	if found != (btrfs.Damage{}) {
+		return fmt.Errorf("unreadable %d, wrong checksum %d, wrong metadata %d, bad super block %d", found.Read, found.Checksum, found.Verify, found.Super)
+	}
+	return nil
 }
 
 func (d *device) write(m mark) error {
@@ -161,9 +183,10 @@ func (d *device) write(m mark) error {
 	return dir.Sync()
 }
 
-// mount is without barriers: with them a snapshot takes 8 to 12 ms instead of
+// mount attaches the file, or finds it attached, and mounts it in its place. The
+// daemon's mount is without barriers: with them a snapshot takes 8 to 12 ms instead of
 // 0.6 to 1.2, and 42 after 50 MB.
-func (d *device) mount() error {
+func (d *device) mount(flags uintptr, options string) error {
 	for range 8 {
 		loop, err := findLoop(d.image)
 		if err == nil && loop == nil {
@@ -176,7 +199,7 @@ func (d *device) mount() error {
 			loop.Close()
 			return d.identify()
 		}
-		err = unix.Mount(loop.Name(), d.at, "btrfs", unix.MS_NOATIME|unix.MS_NOSUID|unix.MS_NODEV, "nobarrier")
+		err = unix.Mount(loop.Name(), d.at, "btrfs", unix.MS_NOATIME|unix.MS_NOSUID|unix.MS_NODEV|flags, options)
 		loop.Close()
 		if err == nil {
 			return d.identify()
