@@ -213,10 +213,24 @@ func TestManyWritersShareFlushes(t *testing.T) {
 		wg.Go(func() {
 			for range each {
 				mustNode(t, s, tr.Root)
+				// One that is refused in the same group leaves nothing.
+				if _, err := s.Update(context.Background(), func(tx *Tx) error {
+					p, _ := tx.Node(tr.Root)
+					n, _ := tx.AddNode(typicalNode(p))
+					_ = tx.SetWithheld(tr.Root, "never")
+					_, _ = tx.Prune(n.ID, false)
+					_, _ = tx.AddNode(typicalNode(p))
+					return errOops
+				}); err != errOops {
+					t.Error(err)
+				}
 			}
 		})
 	}
 	wg.Wait()
+	if r, _ := s.View().Node(tr.Root); r.Capture != Captured {
+		t.Errorf("a refused change is there: %+v", r)
+	}
 	if n := s.View().NodeCount(tr.ID); n != writers*each+1 {
 		t.Fatalf("%d nodes, want %d", n, writers*each+1)
 	}
