@@ -82,7 +82,7 @@ func runMmdebstrap(ctx context.Context, tool, out string, progress Progress) err
 		if step, ok := strings.CutPrefix(line, "I: "); ok {
 			progress(step, 0, 0)
 		}
-		if strings.HasPrefix(line, "E: ") || strings.HasPrefix(line, "W: ") || strings.HasPrefix(line, "Err") {
+		if strings.HasPrefix(line, "E: ") || strings.HasPrefix(line, "Err:") {
 			problems = append(problems, line)
 		}
 	}
@@ -91,11 +91,11 @@ func runMmdebstrap(ctx context.Context, tool, out string, progress Progress) err
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		last := "it said nothing"
+		said := "it said nothing"
 		if len(problems) > 0 {
-			last = problems[len(problems)-1]
+			said = problems[0] // the others follow from it
 		}
-		return fault.New(fault.Unavailable, "mmdebstrap_failed", "building a Debian root: %w: %s", err, last).
+		return fault.New(fault.Unavailable, "mmdebstrap_failed", "building a Debian root: %w: %s", err, said).
 			WithHint("it needs root and a Debian mirror that this host can reach")
 	}
 	return nil
