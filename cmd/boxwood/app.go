@@ -92,7 +92,7 @@ into live sandboxes in milliseconds.`,
 		Example: `  boxwood doctor
   boxwood serve --state /var/lib/boxwood &
   boxwood image build-base
-  boxwood run --image boxwood/base -- uname -a
+  boxwood run --image boxwood/base:latest -- uname -a
   boxwood tree show TREE`,
 		SilenceUsage: true, SilenceErrors: true,
 	}

@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -136,7 +138,17 @@ func (r *replay) run(ctx context.Context, keep bool) error {
 func (r *replay) treeRequest() (*pb.CreateTreeRequest, error) {
 	request := &pb.CreateTreeRequest{
 		Start: &pb.CreateTreeRequest_Image{Image: r.image}, WithSandbox: true, Labels: r.labels,
-		Defaults: &pb.Defaults{User: r.start.User, Cwd: r.start.Cwd, Env: r.start.Env},
+		// Not its folder: the set-up runs with the defaults, too, and may have to make it.
+		Defaults: &pb.Defaults{User: r.start.User, Env: r.start.Env},
+	}
+	var folders []string
+	for _, f := range r.start.Files {
+		folders = append(folders, "'"+strings.ReplaceAll(path.Dir(f.Path), "'", `'\''`)+"'")
+	}
+	if len(folders) > 0 {
+		slices.Sort(folders)
+		command := "mkdir -p -- " + strings.Join(slices.Compact(folders), " ")
+		request.Setup = append(request.Setup, &pb.SetupStep{Step: &pb.SetupStep_Command{Command: command}})
 	}
 	for _, f := range r.start.Files {
 		file := &pb.FileToWrite{Path: f.Path, Content: []byte(f.Content)}
@@ -172,10 +184,14 @@ func (r *replay) turn(ctx context.Context, sandbox string, e trajectory.Event) e
 	if e.Skip != "" {
 		return r.print(turnReport{Step: e.Step, Skipped: e.Skip})
 	}
+	cwd := e.Cwd
+	if cwd == "" {
+		cwd = r.start.Cwd
+	}
 	var out, errOut bounded
 	result, err := runTurn(ctx, r.client, &pb.RunTurnRequest{
 		SandboxId: sandbox,
-		Command:   &pb.Command{Shell: []byte(e.Command), Cwd: e.Cwd, DeadlineNs: int64(r.timeout)},
+		Command:   &pb.Command{Shell: []byte(e.Command), Cwd: cwd, DeadlineNs: int64(r.timeout)},
 		Node:      &pb.NodeInput{Labels: map[string]string{"step": fmt.Sprint(e.Step)}},
 	}, &out, &errOut)
 	if err != nil {

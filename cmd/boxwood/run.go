@@ -78,8 +78,8 @@ func (a *app) runCommand() *cobra.Command {
 		Long: `Makes a tree from an image or a node, runs the command as a turn of its first
 sandbox and passes output and exit status on. The sandbox is released afterwards
 (--keep leaves it); the nodes stay. With --sandbox it is the same as exec.`,
-		Example: `  boxwood run --image boxwood/base -- python3 -c 'print(6 * 7)'
-  boxwood run --image boxwood/base --keep -c 'git init /work && cd /work && ls -la'
+		Example: `  boxwood run --image boxwood/base:latest -- python3 -c 'print(6 * 7)'
+  boxwood run --image boxwood/base:latest --keep -c 'git init /work && cd /work && ls -la'
   boxwood run --node nd_01j... -- make test`,
 		RunE: func(c *cobra.Command, args []string) error {
 			if given := count(image != "", sandbox != "", start != ""); given != 1 {

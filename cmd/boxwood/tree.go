@@ -111,8 +111,8 @@ func (a *app) treeNewCommand() *cobra.Command {
 	c := a.jsonFlag(&cobra.Command{
 		Use:   "new (--image IMAGE | --node NODE)",
 		Short: "Make a tree and a live sandbox at its root",
-		Example: `  boxwood tree new --image boxwood/base --setup 'git clone /src /work' --cwd /work
-  SB=$(boxwood tree new --image boxwood/base -q)`,
+		Example: `  boxwood tree new --image boxwood/base:latest --setup 'git clone /src /work' --cwd /work
+  SB=$(boxwood tree new --image boxwood/base:latest -q)`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r := &pb.CreateTreeRequest{

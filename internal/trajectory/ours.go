@@ -95,7 +95,8 @@ func Write(w io.Writer, start string, lines []Line) error {
 // Start is the state that a trajectory begins in, on top of an image.
 type Start struct {
 	// Image to use where the caller names none.
-	Image string            `json:"image,omitempty"`
+	Image string `json:"image,omitempty"`
+	// Cwd of turns that name none; Commands run in the image's.
 	Cwd   string            `json:"cwd,omitempty"`
 	User  string            `json:"user,omitempty"`
 	Env   map[string]string `json:"env,omitempty"`

@@ -61,8 +61,12 @@ func Text(w io.Writer, nodes []*pb.Node, o TextOptions) error {
 			paint = "31"
 		}
 		action := printable.Cut(r.b.action(), max(1, actionWidth-printable.Width(r.lead)))
+		verdict := VerdictName(r.b.Verdict)
+		if r.b.isRoot() {
+			verdict = "" // no turn led to it
+		}
 		line := printable.Pad(r.lead+action, actionWidth) +
-			"  " + colored(printable.Pad(VerdictName(r.b.Verdict), verdictWidth), paint, o.Color) +
+			"  " + colored(printable.Pad(verdict, verdictWidth), paint, o.Color) +
 			"  " + printable.Pad(r.b.share(), shareWidth)
 		if outcomeWidth > 0 {
 			line += "  " + colored(printable.Pad(r.b.outcome(), outcomeWidth), "33", o.Color)
