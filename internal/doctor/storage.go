@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/boxwood-rl/boxwood/internal/btrfs"
 	"github.com/boxwood-rl/boxwood/internal/overlay"
 )
 
@@ -73,8 +74,8 @@ func storagePrivately(ctx context.Context, stateDir string) []finding {
 	if err := snapshotWorks(pool); err != nil {
 		return []finding{refusal("", err), skipped}
 	}
-	btrfs := yes("made, mounted and snapshotted on a loop file under %s", stateDir)
-	return []finding{btrfs, idmappedOverlay(ctx, pool)}
+	made := yes("made, mounted and snapshotted on a loop file under %s", stateDir)
+	return []finding{made, idmappedOverlay(ctx, pool)}
 }
 
 // loopDevice makes a small btrfs in a file and binds it to a loop device that
@@ -127,12 +128,12 @@ func loopDevice(ctx context.Context, path string) (*os.File, error) {
 
 // snapshotWorks makes a subvolume with the folders of an upper, and snapshots it.
 func snapshotWorks(pool string) error {
-	parent, err := unix.Open(pool, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	parent, err := os.Open(pool)
 	if err != nil {
 		return fmt.Errorf("opening the btrfs: %w", err)
 	}
-	defer unix.Close(parent)
-	if err := btrfsMake(parent, -1, "live"); err != nil {
+	defer parent.Close()
+	if err := btrfs.Create(parent, "live"); err != nil {
 		return fmt.Errorf("making a subvolume: %w", err)
 	}
 	for _, folder := range []string{"lower", "live/upper", "live/work"} {
@@ -140,12 +141,12 @@ func snapshotWorks(pool string) error {
 			return err
 		}
 	}
-	source, err := unix.Openat(parent, "live", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	source, err := os.Open(filepath.Join(pool, "live"))
 	if err != nil {
 		return err
 	}
-	defer unix.Close(source)
-	if err := btrfsMake(parent, source, "snapshot"); err != nil {
+	defer source.Close()
+	if err := btrfs.Snapshot(parent, "snapshot", source, true); err != nil {
 		return fmt.Errorf("snapshotting a subvolume: %w", err)
 	}
 	return nil
