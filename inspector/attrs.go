@@ -206,7 +206,9 @@ func sameAsBelow(lower []string, upper, path string, dir bool, limit *int64) boo
 			return false
 		}
 		defer unix.Close(above)
-		return sameMetadata(below, above) && (dir || sameContent(below, above, limit))
+		// Only overlayfs writes the mark of a copy, so a file that a program has made
+		// again, just as it lay in a layer that is hidden, isn't taken for one.
+		return marksOf(above) == copiedUp && sameMetadata(below, above) && (dir || sameContent(below, above, limit))
 	}
 	return false
 }

@@ -53,6 +53,11 @@ func digest(t *testing.T, b *box) string {
 					return err
 				}
 				fmt.Fprintf(h, " %x", sha256.Sum256(data))
+				if f, err := os.Open(path); err == nil {
+					chattr, _ := unix.IoctlGetInt(int(f.Fd()), unix.FS_IOC_GETFLAGS)
+					fmt.Fprintf(h, " %x", chattr&0xff)
+					f.Close()
+				}
 			}
 			names := make([]byte, 4096)
 			n, _ := unix.Llistxattr(path, names)

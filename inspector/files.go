@@ -79,8 +79,7 @@ func (w *watch) judgeOld(all, turn *finding) {
 		if !ok {
 			path = fmt.Sprintf("inode %d", ino)
 		}
-		turn.files = true
-		turn.effect(tree.FileChanged, []byte(path), "")
+		turn.change(tree.FileChanged, path)
 	}
 	if n > kept {
 		changed += int(n - kept)
@@ -220,8 +219,7 @@ func (w *watch) fresh(was comparison, turn *finding) {
 	}
 	for path, m := range w.files.metas {
 		if was.metas[path] != m {
-			turn.files = true
-			turn.effect(m.kind, []byte(path), "")
+			turn.change(m.kind, path)
 		}
 	}
 }

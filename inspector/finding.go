@@ -15,6 +15,7 @@ type finding struct {
 	effects        []tree.Effect
 	count          int64
 	reasons        []string
+	changed        map[string]bool // paths told as changed
 }
 
 func (f *finding) both(why string) {
@@ -30,6 +31,20 @@ func (f *finding) file(why string) {
 func (f *finding) processes(why string) {
 	f.process = true
 	f.reasons = append(f.reasons, why)
+}
+
+// change tells that a file's content or metadata changed, once: it may have been
+// noticed in two ways.
+func (f *finding) change(kind tree.EffectKind, path string) {
+	f.files = true
+	if f.changed[path] {
+		return
+	}
+	if f.changed == nil {
+		f.changed = map[string]bool{}
+	}
+	f.changed[path] = true
+	f.effect(kind, []byte(path), "")
 }
 
 func (f *finding) effect(kind tree.EffectKind, subject []byte, detail string) {

@@ -3,9 +3,6 @@ package inspector
 import (
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -41,6 +38,8 @@ type Kernel struct {
 	missed atomic.Uint64 // recursion misses of the programs, as last read
 	gone   atomic.Uint64 // lost events of watches that are closed
 
+	groups *groups
+
 	mu      sync.Mutex
 	free    []uint32 // slots, reused in turn: a late event must not hit a new watch
 	watches map[*watch]struct{}
@@ -56,6 +55,10 @@ func Open(o Options) (*Kernel, error) {
 		o.MaxEntries = 200_000
 	}
 	k := &Kernel{opts: o, bases: newBases(), watches: map[*watch]struct{}{}}
+	var err error
+	if k.groups, err = openGroups(); err != nil {
+		return nil, err
+	}
 	if err := k.load(); err != nil {
 		k.Close()
 		return nil, err
@@ -150,15 +153,8 @@ func (k *Kernel) Watch(s Subject) (Watch, error) {
 	if k.closed {
 		return nil, fault.New(fault.Unavailable, "inspector", "the inspector is closed")
 	}
-	if k.level == 0 {
-		level, err := levelOf(s.Cgroup)
-		if err != nil {
-			return nil, err
-		}
-		if err := k.objs.Level.Set(level); err != nil {
-			return nil, fmt.Errorf("setting the level of the control groups: %w", err)
-		}
-		k.level = level
+	if err := k.atLevel(s.Cgroup); err != nil {
+		return nil, err
 	}
 	if len(k.free) == 0 {
 		return nil, fault.New(fault.Exhausted, "watches", "%d sandboxes are watched, which is all there is room for", len(k.watches))
@@ -171,6 +167,26 @@ func (k *Kernel) Watch(s Subject) (Watch, error) {
 	k.free = k.free[1:]
 	k.watches[w] = struct{}{}
 	return w, nil
+}
+
+// atLevel makes sure that the programs look at the level this group is on. The
+// first watch sets it. A group on another level would never be seen, so it is
+// refused.
+func (k *Kernel) atLevel(cgroup uint64) error {
+	level, err := k.groups.level(cgroup)
+	if err != nil {
+		return err
+	}
+	if k.level == 0 {
+		if err := k.objs.Level.Set(level); err != nil {
+			return fmt.Errorf("setting the level of the control groups: %w", err)
+		}
+		k.level = level
+	}
+	if level != k.level {
+		return fault.New(fault.Invalid, "cgroup", "control group %d lies on level %d, those watched so far on level %d", cgroup, level, k.level)
+	}
+	return nil
 }
 
 func (k *Kernel) box(slot uint32) *bpf.InspectorBox {
@@ -235,49 +251,7 @@ func (k *Kernel) Close() error {
 	for _, l := range k.links {
 		errs = append(errs, l.Close())
 	}
-	errs = append(errs, k.objs.Close())
+	errs = append(errs, k.objs.Close(), k.groups.close())
 	// The mapping stays: a watch may be reading it, and it ends with the process.
 	return errors.Join(errs...)
-}
-
-// levelOf finds how deep a control group lies by looking for its id: on cgroup v2
-// the id is the inode number of its folder. Done once, at the first Watch.
-func levelOf(id uint64) (uint32, error) {
-	root, err := cgroupRoot()
-	if err != nil {
-		return 0, err
-	}
-	var level uint32
-	found := errors.New("found")
-	err = filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
-		if err != nil || !d.IsDir() {
-			return nil // groups come and go
-		}
-		var st unix.Stat_t
-		if unix.Stat(path, &st) == nil && st.Ino == id {
-			rel, _ := filepath.Rel(root, path)
-			level = uint32(strings.Count(rel, "/") + 1)
-			return found
-		}
-		return nil
-	})
-	if !errors.Is(err, found) {
-		return 0, fault.New(fault.Invalid, "cgroup", "there is no control group with id %d below %s", id, root)
-	}
-	return level, nil
-}
-
-// cgroupRoot is where the v2 hierarchy is mounted, on pure v2 and hybrid hosts.
-func cgroupRoot() (string, error) {
-	data, err := os.ReadFile("/proc/self/mounts")
-	if err != nil {
-		return "", fmt.Errorf("finding cgroup v2: %w", err)
-	}
-	for line := range strings.Lines(string(data)) {
-		if f := strings.Fields(line); len(f) > 2 && f[2] == "cgroup2" {
-			return f[1], nil
-		}
-	}
-	return "", fault.New(fault.Unsupported, "cgroup", "no cgroup v2 hierarchy is mounted").
-		WithHint("mount -t cgroup2 none /sys/fs/cgroup/unified")
 }

@@ -1,6 +1,7 @@
 package inspector
 
 import (
+	"bytes"
 	"context"
 	"math"
 	"slices"
@@ -188,7 +189,7 @@ func (w *watch) judgeProcesses(epoch signs, all, turn *finding) {
 	w.last = now
 }
 
-func (s Survivor) is(t Survivor) bool { return s.PID == t.PID }
+func (s Survivor) is(t Survivor) bool { return s.PID == t.PID && bytes.Equal(s.Cmdline, t.Cmdline) }
 
 func (w *watch) survivors() ([]Survivor, error) {
 	if w.subject.Survivors == nil {

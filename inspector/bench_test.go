@@ -1,0 +1,89 @@
+package inspector
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/boxwood-rl/boxwood/tree"
+)
+
+// BenchmarkWatch is what the fork path pays.
+func BenchmarkWatch(b *testing.B) {
+	k := mustKernel(b, Options{})
+	box := mustBox(b, nil)
+	for b.Loop() {
+		w, err := k.Watch(box.subject)
+		if err != nil {
+			b.Fatal(err)
+		}
+		w.Close()
+	}
+}
+
+func benchBarrier(b *testing.B, files int, script string, want tree.Verdict) {
+	k := mustKernel(b, Options{})
+	box := mustBox(b, func(upper string) {
+		for i := range files {
+			dir := filepath.Join(upper, "w", fmt.Sprintf("dir%d", i/20))
+			os.MkdirAll(dir, 0o755)
+			os.WriteFile(filepath.Join(dir, fmt.Sprintf("f%d", i)), []byte("x"), 0o644)
+		}
+	})
+	w := mustWatch(b, k, box)
+	w.BeginTurn()
+	box.turn("/bin/sh", "-c", "touch t; rm t") // the base is listed once for all
+	barrier(w)
+	b.ResetTimer()
+	for b.Loop() {
+		b.StopTimer()
+		w.BeginTurn()
+		box.turn("/bin/sh", "-c", script)
+		b.StartTimer()
+		if r := barrier(w); r.Verdict != want {
+			b.Fatalf("verdict %d: %q", r.Verdict, r.Reasons)
+		}
+	}
+}
+
+func BenchmarkBarrier(b *testing.B) {
+	for _, files := range []int{10, 1000, 20000} {
+		for _, turn := range []struct {
+			name, script string
+			want         tree.Verdict
+		}{
+			{"quiet", "true", tree.None},
+			{"temp", "echo x >t; rm t", tree.None},
+			{"temp_chmod", "echo x >t; chmod 600 t; rm t", tree.None},
+			{"changed", "echo x >>w", tree.Files},
+		} {
+			b.Run(fmt.Sprintf("%s/files=%d", turn.name, files), func(b *testing.B) {
+				benchBarrier(b, files, turn.script, turn.want)
+			})
+		}
+	}
+}
+
+// BenchmarkCalls reports ns per call: not loaded, loaded but not watched, watched.
+func BenchmarkCalls(b *testing.B) {
+	mustHost(b)
+	box := mustBox(b, nil)
+	report := func(kind string) {
+		out, err := box.try("/ways", "costs")
+		if err != nil {
+			b.Fatal(err, out)
+		}
+		var getppid, write, null float64
+		fmt.Sscan(out, &getppid, &write, &null)
+		b.ReportMetric(getppid, kind+"_getppid_ns")
+		b.ReportMetric(write, kind+"_write_ns")
+		b.ReportMetric(null, kind+"_null_ns")
+	}
+	report("absent")
+	k := mustKernel(b, Options{})
+	report("unwatched")
+	w := mustWatch(b, k, box)
+	w.BeginTurn()
+	report("watched")
+}
