@@ -148,7 +148,6 @@ func (h *Host) Adopt(ctx context.Context, text []byte) (Box, error) {
 	z := &zygote{h: h, slot: r.Slot, group: group, pid: r.PID, pidfd: pidfd, start: r.Start, leaf: -1, kill: -1}
 	b, err := z.reconnect(ctx, r)
 	if err != nil {
-		unix.Close(pidfd)
 		h.mu.Lock()
 		delete(h.owned, r.Slot) // Sweep may have it
 		h.mu.Unlock()
@@ -157,12 +156,19 @@ func (h *Host) Adopt(ctx context.Context, text []byte) (Box, error) {
 	return b, nil
 }
 
-func (z *zygote) reconnect(ctx context.Context, r record) (*box, error) {
+// reconnect owns z's descriptors: they are the box's, or closed when it fails.
+func (z *zygote) reconnect(ctx context.Context, r record) (_ *box, err error) {
+	b := newUnstarted(z, r)
+	defer func() {
+		if err != nil {
+			b.pidfd.Close()
+			z.release()
+		}
+	}()
 	// A box that was left frozen couldn't answer.
 	if err := cgroup.Thaw(z.group.Dir); err != nil {
 		return nil, err
 	}
-	var err error
 	if z.wire, err = dial(z.h.controlDir(z.slot)); err != nil {
 		return nil, err
 	}
@@ -170,14 +176,12 @@ func (z *zygote) reconnect(ctx context.Context, r record) (*box, error) {
 	defer cancel()
 	deadline, _ := ctx.Deadline()
 	z.wire.SetReadDeadline(deadline)
-	b := newUnstarted(z, r)
+	b.wire = z.wire
 	if err := b.hello(ctx); err != nil {
-		z.release()
 		return nil, err
 	}
 	z.wire.SetReadDeadline(time.Time{})
 	if err := b.newLeaf(); err != nil {
-		z.release()
 		return nil, err
 	}
 	b.begin()

@@ -34,7 +34,7 @@ func TestKilledDaemonKeepsEveryAcknowledgedNode(t *testing.T) {
 	var mu sync.Mutex
 	var all []acked
 	wasCaptured := map[string]bool{}
-	for round := range 4 {
+	for round := range 3 {
 		d := startDaemon(t, dir)
 		d.importRoot(t)
 		checkAcked(t, d, all, wasCaptured)

@@ -91,8 +91,8 @@ func (l *logTail) follow(r io.Reader) {
 	sc.Buffer(nil, 1<<20)
 	for sc.Scan() {
 		l.mu.Lock()
-		if l.lines = append(l.lines, sc.Text()); len(l.lines) > 400 {
-			l.lines = l.lines[100:]
+		if l.lines = append(l.lines, sc.Text()); len(l.lines) > 2000 {
+			l.lines = l.lines[500:]
 		}
 		l.mu.Unlock()
 	}
@@ -156,7 +156,8 @@ func launch(dir string) (*daemon, error) {
 	if err := d.cmd.Start(); err != nil {
 		return nil, err
 	}
-	go d.log.follow(errs)
+	logged := make(chan struct{})
+	go func() { d.log.follow(errs); close(logged) }()
 	ready := make(chan error, 1)
 	go func() {
 		line, err := bufio.NewReader(out).ReadString('\n')
@@ -176,6 +177,7 @@ func launch(dir string) (*daemon, error) {
 	}
 	if err != nil {
 		_ = d.cmd.Process.Kill()
+		<-logged
 		_ = d.cmd.Wait()
 		return nil, fmt.Errorf("%w; log:\n%s", err, d.log)
 	}
@@ -195,8 +197,13 @@ func (d *daemon) stop() {
 	select {
 	case <-done:
 	case <-time.After(60 * time.Second):
-		_ = d.cmd.Process.Kill()
-		<-done
+		_ = d.cmd.Process.Signal(syscall.SIGQUIT) // its goroutines go to the log
+		select {
+		case <-done:
+		case <-time.After(5 * time.Second):
+			_ = d.cmd.Process.Kill()
+			<-done
+		}
 		if d.t != nil {
 			d.t.Errorf("the daemon didn't stop within 60 s; log:\n%s", d.log)
 		}
@@ -209,9 +216,9 @@ func (d *daemon) stop() {
 
 // kill ends the daemon in mid-work.
 func (d *daemon) kill() {
-	_ = d.conn.Close()
-	_ = d.cmd.Process.Kill()
+	_ = d.cmd.Process.Kill() // before the connection ends, which would cancel turns
 	_ = d.cmd.Wait()
+	_ = d.conn.Close()
 	d.cmd = nil
 }
 

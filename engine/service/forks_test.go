@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/boxwood-rl/boxwood/internal/cgroup"
@@ -54,7 +55,16 @@ func v2Mount(t testing.TB) string {
 
 func digest(t testing.TB, root string) ([]string, string) {
 	t.Helper()
-	lines, sum, err := treewalk.Digest(root, treewalk.Options{})
+	st, err := os.Stat(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Each box has host ids of its own.
+	base := st.Sys().(*syscall.Stat_t).Uid
+	if base < 100_000 {
+		t.Fatalf("the root of the box belongs to host id %d", base)
+	}
+	lines, sum, err := treewalk.Digest(root, treewalk.Options{IDBase: base})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +80,7 @@ func TestSixtyFourForksAreEqualAndIndependent(t *testing.T) {
 	d := running(t)
 	_, sb := d.newTree(t)
 	d.ok(t, sb.GetId(), "mkdir -p /w/a/b && for i in $(seq 200); do echo $i > /w/a/f$i; done; ln /w/a/f1 /w/hard; ln -s a /w/soft; chmod 4755 /w/a/f2; rm /etc/passwd; mkfifo /w/pipe")
-	past := d.run(t, sb.GetId(), "echo past > /w/state; rm -rf /w/a/f9; mv /w/a/b /w/c; truncate -s 1G /w/sparse").GetNode()
+	past := d.run(t, sb.GetId(), "echo past > /w/state; rm -rf /w/a/f9; mv /w/a/b /w/c; truncate -s 10M /w/sparse").GetNode()
 	d.captured(t, past.GetId())
 	want, sum := digest(t, d.rootOf(t, sb.GetGeneration()))
 	d.ok(t, sb.GetId(), "echo future > /w/state; rm -rf /w/a /usr/bin/true")
@@ -159,7 +169,7 @@ func TestForkRefusals(t *testing.T) {
 		"a million":        {&boxwoodv1.ForkRequest{Wants: want(root.GetId(), 1e6)}, "bad_count"},
 		"nothing":          {&boxwoodv1.ForkRequest{}, "bad_count"},
 		"a sandbox's id":   {&boxwoodv1.ForkRequest{Wants: want(sb.GetId(), 1)}, "bad_id"},
-		"an unknown node":  {&boxwoodv1.ForkRequest{Wants: want("nd_01jd9m00000000000000000000", 1)}, "not_found"},
+		"an unknown node":  {&boxwoodv1.ForkRequest{Wants: want("nd_01jd9m00000000000000000000", 1)}, "node_not_found"},
 		"past the limit":   {&boxwoodv1.ForkRequest{Wants: append(want(root.GetId(), 1024), want(root.GetId(), 1024)...)}, "too_many_sandboxes"},
 		"neither is named": {&boxwoodv1.ForkRequest{Wants: []*boxwoodv1.ForkRequest_Want{{Count: 1}}}, "bad_fork"},
 	} {

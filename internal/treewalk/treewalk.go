@@ -30,6 +30,9 @@ import (
 type Options struct {
 	IgnoreDirTimes bool // modification times of folders
 	Inodes         bool // show inode numbers
+	// IDBase is taken off owners and groups: the first host id of the user
+	// namespace that the tree belongs to.
+	IDBase uint32
 	// Skip leaves out a path (relative to the root) and all below it.
 	Skip func(path string) bool
 }
@@ -135,7 +138,7 @@ func (w *walker) visit(at int, name, full string) error {
 	kind := st.Mode & unix.S_IFMT
 	e := entry{path: full, ino: st.Ino, nlink: uint64(st.Nlink)}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%q %s %04o %d:%d", full, kinds[kind], st.Mode&0o7777, st.Uid, st.Gid)
+	fmt.Fprintf(&b, "%q %s %04o %d:%d", full, kinds[kind], st.Mode&0o7777, st.Uid-w.o.IDBase, st.Gid-w.o.IDBase)
 	if kind == unix.S_IFDIR {
 		e.nlink = 1
 	}

@@ -172,6 +172,7 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	prctl(PR_SET_DUMPABLE, 0);
+	prctl(PR_SET_NAME, "boxinit");
 	signal(SIGCHLD, SIG_IGN); // children are reaped by the kernel; zygotes put it back
 	signal(SIGINT, SIG_IGN);  // a terminal's ^C is for the daemon to handle
 	setsid();

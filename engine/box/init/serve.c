@@ -12,17 +12,16 @@
 
 #include <poll.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
-#include <time.h>
 
 enum { DRAINS_MAX = 512, PIPE_WANTED = 1 << 20, DRAIN_CHUNK = 64 << 10 };
 
 static int conn, listener, sigfd;
+static int successor = -1; // the next daemon, waiting
 static int leaf = -1, leaf_kill = -1;
 static uint32_t leaf_number, leaf_killed;
 static bool attached;
@@ -58,76 +57,6 @@ static struct {
 } parts; // a request that comes in parts
 
 static int drains[DRAINS_MAX], ndrains;
-
-uint64_t now_us(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
-}
-
-// receive returns the packet's size, 0 at the end, -1 with errno. Too large a
-// packet, or too many descriptors, is EPROTO.
-int receive(int sock, void *buf, size_t size, int *fds, int *nfds, int flags)
-{
-	struct iovec io = {buf, size};
-	union {
-		struct cmsghdr h;
-		char b[CMSG_SPACE(sizeof(int) * FDS_MAX)];
-	} control;
-	struct msghdr m = {.msg_iov = &io, .msg_iovlen = 1, .msg_control = control.b, .msg_controllen = sizeof control.b};
-	ssize_t n;
-	*nfds = 0;
-	do
-		n = recvmsg(sock, &m, flags | MSG_CMSG_CLOEXEC);
-	while (n < 0 && errno == EINTR);
-	if (n < 0)
-		return -1;
-	for (struct cmsghdr *c = CMSG_FIRSTHDR(&m); c; c = CMSG_NXTHDR(&m, c))
-		if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) {
-			*nfds = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-			memcpy(fds, CMSG_DATA(c), *nfds * sizeof(int));
-		}
-	if (m.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) {
-		for (int i = 0; i < *nfds; i++)
-			close(fds[i]);
-		*nfds = 0;
-		errno = EPROTO;
-		return -1;
-	}
-	return n;
-}
-
-int reply(int sock, uint32_t id, enum kind kind, const void *body, size_t n, const int *fds, int nfds)
-{
-	struct head h = {id, kind, 0};
-	struct iovec io[] = {{&h, sizeof h}, {(void *)body, n}};
-	union {
-		struct cmsghdr h;
-		char b[CMSG_SPACE(sizeof(int) * FDS_MAX)];
-	} control;
-	struct msghdr m = {.msg_iov = io, .msg_iovlen = 2};
-	if (nfds) {
-		m.msg_control = control.b;
-		m.msg_controllen = CMSG_SPACE(sizeof(int) * nfds);
-		struct cmsghdr *c = CMSG_FIRSTHDR(&m);
-		c->cmsg_level = SOL_SOCKET;
-		c->cmsg_type = SCM_RIGHTS;
-		c->cmsg_len = CMSG_LEN(sizeof(int) * nfds);
-		memcpy(CMSG_DATA(c), fds, sizeof(int) * nfds);
-	}
-	return sendmsg(sock, &m, MSG_NOSIGNAL) < 0 ? -1 : 0;
-}
-
-int reply_error(int sock, uint32_t id, const char *fmt, ...)
-{
-	char text[512];
-	va_list ap;
-	va_start(ap, fmt);
-	int n = vsnprintf(text, sizeof text, fmt, ap);
-	va_end(ap);
-	return reply(sock, id, R_ERROR, text, n < (int)sizeof text ? n : (int)sizeof text - 1, NULL, 0);
-}
 
 static void close_fd(int *fd)
 {
@@ -358,30 +287,6 @@ static int make_pipes(int *in, int *out, int *err, bool input)
 	return 0;
 }
 
-// split finds the strings of a request; false if they aren't as many as it says.
-static bool split(char *p, size_t n, struct command *c, char **vector, uint32_t argc, uint32_t envc)
-{
-	char *end = p + n;
-	if (!n || end[-1])
-		return false;
-	for (uint32_t i = 0; i < argc + envc + 2; i++) {
-		if (p >= end)
-			return false;
-		if (i == 0)
-			c->cwd = p;
-		else if (i == 1)
-			c->user = p;
-		else
-			vector[i - 2 + (i - 2 >= argc)] = p; // one NULL between argv and env
-		p += strlen(p) + 1;
-	}
-	vector[argc] = vector[argc + envc + 1] = NULL;
-	c->argv = vector;
-	c->envp = vector + argc + 1;
-	c->argc = argc;
-	return p == end;
-}
-
 static const char *exec_request(uint32_t id, char *body, size_t n)
 {
 	struct exec_head h;
@@ -551,8 +456,9 @@ static void request(void)
 		close_fd(&fds[i]);
 }
 
-// greet accepts a daemon, if there is none: one that isn't in our pid namespace
-// has pid 0 for us. Whoever else got at the socket is turned away.
+// greet takes in a daemon: one that isn't in our pid namespace has pid 0 for us.
+// Whoever else got at the socket is turned away. There is one daemon at a time: the
+// next one waits until the end of the last has been noticed and what that ran is dead.
 static void greet(void)
 {
 	int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
@@ -560,17 +466,25 @@ static void greet(void)
 	socklen_t n = sizeof peer;
 	if (fd < 0)
 		return;
-	if (conn >= 0 || !attached || getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &n) || peer.pid != 0)
+	if (successor >= 0 || !attached || getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &n) || peer.pid != 0)
 		close(fd);
 	else
-		conn = fd;
+		successor = fd;
+}
+
+static void succeed(void)
+{
+	if (successor >= 0 && conn < 0 && !cmd.pid) {
+		conn = successor;
+		successor = -1;
+	}
 }
 
 static void turn_of_loop(void)
 {
 	struct pollfd p[6 + DRAINS_MAX] = {
 		{sigfd, POLLIN, 0},
-		{conn < 0 && cmd.pid ? -1 : listener, POLLIN, 0}, // the next daemon finds no command running
+		{listener, POLLIN, 0},
 		{conn, pending ? POLLOUT : POLLIN, 0},
 		{cmd.in_len ? cmd.in : -1, POLLOUT, 0},
 		{pending || cmd.dead ? -1 : cmd.out[0].fd, POLLIN, 0},
@@ -601,10 +515,11 @@ static void turn_of_loop(void)
 		cmd.in_wanted = false;
 		post(cmd.id, R_WANT, 0);
 	}
-	if (p[1].revents && !(conn < 0 && cmd.pid))
-		greet();
 	if (p[2].revents & POLLIN && conn >= 0 && !pending)
 		request();
+	if (p[1].revents)
+		greet();
+	succeed();
 }
 
 void serve(int sock, int l)

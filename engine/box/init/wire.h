@@ -77,10 +77,13 @@ struct command {
 
 // serve.c
 void serve(int conn, int listener) __attribute__((noreturn));
+
+// wire.c
 int receive(int sock, void *buf, size_t size, int *fds, int *nfds, int flags);
 int reply(int sock, uint32_t id, enum kind kind, const void *body, size_t n, const int *fds, int nfds);
 int reply_error(int sock, uint32_t id, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 uint64_t now_us(void);
+bool split(char *strings, size_t n, struct command *c, char **vector, uint32_t argc, uint32_t envc);
 
 // zygote.c
 int stage(uint32_t slot, int *listener);
