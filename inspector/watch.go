@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/boxwood-rl/boxwood/bpf"
+	"github.com/boxwood-rl/boxwood/internal/printable"
 	"github.com/boxwood-rl/boxwood/tree"
 )
 
@@ -163,7 +164,7 @@ func (w *watch) judgeProcesses(epoch signs, all, turn *finding) {
 	}
 	if len(now) > 0 {
 		// Whether one ran isn't known, so it did.
-		all.processes(plural(len(now), "process survives", "processes survive"))
+		all.processes(plural(len(now), "process survives: ", "processes survive, the first: ") + now[0].String())
 		turn.process = true
 	}
 	for _, s := range now {
@@ -187,6 +188,12 @@ func (w *watch) judgeProcesses(epoch signs, all, turn *finding) {
 		all.processes(plural(ended, "process of an earlier turn has ended", "processes of earlier turns have ended"))
 	}
 	w.last = now
+}
+
+// String is the command line on one line, bounded and safe to print.
+func (s Survivor) String() string {
+	words := bytes.ReplaceAll(bytes.TrimRight(s.Cmdline, "\x00"), []byte{0}, []byte{' '})
+	return printable.Cut(printable.Line(words), 80)
 }
 
 func (s Survivor) is(t Survivor) bool { return s.PID == t.PID && bytes.Equal(s.Cmdline, t.Cmdline) }
