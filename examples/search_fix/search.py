@@ -15,6 +15,7 @@ import dataclasses
 import heapq
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import boxwood
@@ -114,10 +115,14 @@ def start(client: boxwood.Client, image: str) -> boxwood.Tree:
 def expand(node: boxwood.Node, score: int, say: Callable[[str], None]) -> list[tuple[int, boxwood.Node]]:
     """Runs every edit in its own child of the node, and keeps what came out better."""
     better = []
-    with node.fork(len(EDITS), min_ready=len(EDITS)) as children:
-        turns = [child.run(edit.command, cwd=WORK) for child, edit in zip(children.ready, EDITS, strict=True)]
-    for edit, turn in zip(EDITS, turns, strict=True):
-        reached = grade(turn.node)
+    with ThreadPoolExecutor(4) as pool:
+        with node.fork(len(EDITS), min_ready=len(EDITS)) as children:
+            turns = list(
+                pool.map(lambda child, edit: child.run(edit.command, cwd=WORK), children.ready, EDITS)
+            )
+        # What changed nothing needs no grading.
+        scores = list(pool.map(lambda turn: score if turn.verdict == "none" else grade(turn.node), turns))
+    for edit, turn, reached in zip(EDITS, turns, scores, strict=True):
         turn.node.annotate(reward=reached / SOLVED, labels={"edit": edit.name})
         say(
             f"    {edit.name:10} {reached:3} pass, verdict {turn.verdict}{'' if reached > score else ', pruned'}"

@@ -186,7 +186,7 @@ class Tree:
     def show(self) -> str:
         """Draws it as text: a line a node, with verdict, shared checkpoint, rewards."""
         below: dict[str, list[Node]] = {}
-        for node in self.nodes(brief=True):
+        for node in self.nodes():
             below.setdefault(node.parent_id, []).append(node)
         lines = [f"tree {self.id}"]
         # Not recursive: a tree may be thousands of turns deep.
@@ -214,7 +214,7 @@ class Tree:
 
 
 def _line(node: Node) -> str:
-    text = node.action.text.splitlines()[0] if node.action.text else "(root)"
+    text = node.action.text.splitlines()[0] if node.action.text else "(root)" if node.is_root else "..."
     parts = [node.id, text if len(text) <= 50 else text[:47] + "..."]
     if not node.is_root:
         parts.append(str(node.verdict))
