@@ -1,0 +1,130 @@
+/* What is kept of a watched sandbox, and how a task finds it. */
+#pragma once
+
+#define NCALLS 512
+#define NINODES 128
+
+/* Flags; inspector/flags.go names them for people. */
+enum flag {
+	F_NAMES = 1 << 0,    /* names may have come or gone: compare listings */
+	F_META = 1 << 1,     /* some inode may have changed, which isn't known: compare all */
+	F_OLD = 1 << 2,      /* an inode older than the epoch changed: in inodes[] */
+	F_OUTSIDE = 1 << 3,  /* a file outside the sandbox's subvolume changed */
+	F_UNKNOWN = 1 << 4,  /* a call or file that isn't understood */
+	F_LOST = 1 << 5,     /* something couldn't be kept or read */
+	F_OBJECT = 1 << 6,   /* a kernel object without a process */
+	F_PROC = 1 << 7,     /* a write to /proc, /sys or a control group */
+	F_REACH = 1 << 8,    /* another process was altered */
+	F_EXTERNAL = 1 << 9, /* something tried to leave the sandbox */
+	F_URING = 1 << 10,   /* io_uring or kernel AIO */
+	F_NEWMETA = 1 << 11, /* an inode made in this epoch changed by more than content */
+};
+
+/* Classes of calls; inspector/calls.go assigns them. */
+enum class {
+	C_NAMES = 1 << 0,
+	C_META = 1 << 1,
+	C_FD = 1 << 2,      /* acts on the file of an fd */
+	C_CONTENT = 1 << 3, /* with C_FD: only content, only if it returns > 0 */
+	C_OPEN = 1 << 4,
+	C_OBJECT = 1 << 5,
+	C_REACH = 1 << 6,
+	C_SPECIAL = 1 << 7,
+	C_URING = 1 << 8,
+	C_BOTH = 1 << 9,
+	C_NAMED = 1 << 10, /* the call is in the table */
+	C_EVICTS = 1 << 11, /* may drop the last reference to a deleted file */
+	C_FDARG = 12,      /* bits 12 and 13: which argument is the fd */
+};
+
+/* One watched sandbox; the same layout in bpf/bpf.go. User space maps it and
+ * uses atomic operations only, so no event is lost between reading and clearing. */
+struct box {
+	__u64 root;      /* btrfs root id of its subvolume */
+	__u64 epoch;     /* flags since the epoch began */
+	__u64 turn;      /* flags since the turn began */
+	__u64 first_new; /* lowest inode made in this epoch; ~0: none. btrfs counts up
+	                    and never back, so a lower number is older than the epoch */
+	__u64 lost;
+	__u64 events;    /* finished calls and file system events that were classed */
+	__u32 ninodes;   /* may exceed NINODES: then the rest isn't named */
+	__u32 turn_from; /* inodes[] of this turn begin here */
+	__u64 object_nr; /* the last call that made F_OBJECT, F_REACH or F_UNKNOWN */
+	__u64 inodes[NINODES];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 8192);
+	__type(key, __u64);
+	__type(value, __u32);
+} slots SEC(".maps"); /* cgroup id of run -> index in boxes */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 8192);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct box);
+} boxes SEC(".maps");
+
+const volatile __u16 calls[NCALLS];
+/* Events that a saboteur build doesn't see: bit n = the program or branch with
+ * that number. 0 in every real build. */
+const volatile __u32 blind;
+/* Optional tracepoints that this kernel has. */
+const volatile bool have_dio;
+const volatile bool have_cap;
+volatile __u32 level; /* depth of the groups that are watched */
+
+enum blindness {
+	B_FOLIO = 1 << 0,
+	B_NEW = 1 << 1,
+	B_TXN = 1 << 2,
+	B_CALLS_FILES = 1 << 3,
+	B_CALLS_OBJECTS = 1 << 4,
+	B_FAIL_READS = 1 << 5, /* every resolution fails: must surface as lost */
+};
+
+#define TS_COMPAT 2
+#define X32_BIT 0x40000000
+#define FMODE_WRITE 2
+#define O_TRUNC 01000
+
+#define ENOENT 2
+#define EINTR 4
+#define EIO 5
+#define ENOMEM 12
+#define EFBIG 27
+#define ENOSPC 28
+#define ENOSYS 38
+#define EDQUOT 122
+
+static __always_inline struct box *watched(void)
+{
+	__u64 id = bpf_get_current_ancestor_cgroup_id(level);
+	__u32 *slot = bpf_map_lookup_elem(&slots, &id);
+	if (!slot)
+		return 0;
+	return bpf_map_lookup_elem(&boxes, slot);
+}
+
+static __always_inline void mark(struct box *b, __u64 flags)
+{
+	if ((b->epoch & flags) != flags)
+		__sync_fetch_and_or(&b->epoch, flags);
+	if ((b->turn & flags) != flags)
+		__sync_fetch_and_or(&b->turn, flags);
+}
+
+static __always_inline void lost(struct box *b)
+{
+	__sync_fetch_and_add(&b->lost, 1);
+	mark(b, F_LOST);
+}
+
+static __always_inline void mark_call(struct box *b, __u64 flags, __u32 nr)
+{
+	b->object_nr = nr;
+	mark(b, flags);
+}

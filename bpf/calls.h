@@ -1,0 +1,336 @@
+/* Calls that need a look at their arguments. What lies in user memory can change
+ * under our eyes, so it never makes a verdict smaller: it only sets the mark
+ * "external", or tells netlink's questions from its orders, which have a second
+ * witness in the capability they need. */
+#pragma once
+
+#include "files.h"
+
+enum nr {
+	NR_open = 2,
+	NR_ioctl = 16,
+	NR_shmctl = 31,
+	NR_connect = 42,
+	NR_sendto = 44,
+	NR_sendmsg = 46,
+	NR_setsockopt = 54,
+	NR_semctl = 66,
+	NR_msgctl = 71,
+	NR_creat = 85,
+	NR_ptrace = 101,
+	NR_setpriority = 141,
+	NR_mq_open = 240,
+	NR_ioprio_set = 251,
+	NR_openat = 257,
+	NR_utimensat = 280,
+	NR_prlimit64 = 302,
+	NR_sendmmsg = 307,
+};
+
+#define AF_UNSPEC 0
+#define AF_UNIX 1
+#define AF_INET 2
+#define AF_INET6 10
+#define AF_NETLINK 16
+
+struct address {
+	__u16 family;
+	__u16 port;
+	__u32 v4;
+	__u32 v6[4];
+};
+
+/* leaves says whether a datagram or connection to this address leaves the sandbox. */
+static __always_inline bool leaves(const void *user, __u32 len)
+{
+	struct address a = {};
+	if (!user || len < 2)
+		return false;
+	if (bpf_probe_read_user(&a, len < sizeof a ? 8 : sizeof a, user))
+		return false;
+	if (a.family == AF_INET)
+		return (a.v4 & 0xff) != 127 && a.v4 != 0;
+	if (a.family == AF_INET6) {
+		if (a.v6[0] == 0 && a.v6[1] == 0 && a.v6[2] == 0)
+			return a.v6[3] != 0 && a.v6[3] != __builtin_bswap32(1);
+		if (a.v6[0] == 0 && a.v6[1] == 0 && a.v6[2] == __builtin_bswap32(0xffff))
+			return (a.v6[3] & 0xff) != 127;
+		return true;
+	}
+	return a.family != AF_UNSPEC && a.family != AF_UNIX && a.family != AF_NETLINK;
+}
+
+struct user_iovec {
+	const void *base;
+	__u64 len;
+};
+struct user_msghdr {
+	const void *name;
+	__u32 namelen, pad;
+	const struct user_iovec *iov;
+	__u64 iovlen;
+};
+struct nlmsg {
+	__u32 len;
+	__u16 type, flags;
+};
+
+/* A netlink message that only asks: one RTM_GET* of NETLINK_ROUTE and no message
+ * behind it. (Requests come in fours: NEW, DEL, GET, SET, from 16.) */
+static __always_inline bool only_asks(struct sock *sk, const void *data, __u64 len)
+{
+	struct nlmsg m = {};
+	if (BPF_CORE_READ(sk, sk_protocol) != 0)
+		return false;
+	if (bpf_probe_read_user(&m, sizeof m, data))
+		return false;
+	if (m.type < 16 || m.type % 4 != 2 || m.len < sizeof m)
+		return false;
+	__u64 end = ((__u64)m.len + 3) & ~3ULL;
+	if (end + sizeof m > len)
+		return true;
+	/* the kernel stops at a header that is too short to be one */
+	if (bpf_probe_read_user(&m, sizeof m, data + end))
+		return false;
+	return m.len < sizeof m;
+}
+
+static __always_inline void sent(struct box *b, struct task_struct *t, struct pt_regs *r, __u64 nr)
+{
+	const void *name = 0, *data = 0;
+	__u64 len = 0, namelen = 0, parts = 1;
+	if (nr == NR_sendto) {
+		data = (void *)r->si;
+		len = r->dx;
+		name = (void *)r->r8;
+		namelen = r->r9;
+	} else {
+		struct user_msghdr m = {};
+		struct user_iovec v = {};
+		if (bpf_probe_read_user(&m, sizeof m, (void *)r->si))
+			return;
+		name = m.name;
+		namelen = m.namelen;
+		parts = m.iovlen;
+		if (parts && !bpf_probe_read_user(&v, sizeof v, m.iov)) {
+			data = v.base;
+			len = v.len;
+		}
+		if (nr == NR_sendmmsg && r->dx > 1)
+			parts = 2;
+	}
+	if (leaves(name, namelen))
+		mark(b, F_EXTERNAL);
+	struct file *f = file_of(t, r->di);
+	if (!f)
+		return;
+	struct inode *i = BPF_CORE_READ(f, f_inode);
+	if (i && (BPF_CORE_READ(i, i_mode) & 0170000) == 0140000) {
+		struct socket *s = BPF_CORE_READ(f, private_data);
+		struct sock *sk = BPF_CORE_READ(s, sk);
+		if (sk && BPF_CORE_READ(sk, __sk_common.skc_family) == AF_NETLINK &&
+		    (parts != 1 || !only_asks(sk, data, len) || (shared(t) && !have_cap)))
+			mark_call(b, F_OBJECT, nr);
+	}
+}
+
+/* Requests of ioctl that change nothing which outlives the turn. */
+static __always_inline bool harmless(__u32 cmd)
+{
+	switch (cmd) {
+	case 0x5401: case 0x5405: /* TCGETS, TCGETA */
+	case 0x802c542a:          /* TCGETS2 */
+	case 0x540b: case 0x5409: case 0x5425: /* TCFLSH, TCSBRK, TCSBRKP */
+	case 0x540f: case 0x5410: /* TIOCGPGRP, TIOCSPGRP */
+	case 0x540e: case 0x5422: case 0x5429: /* TIOCSCTTY, TIOCNOTTY, TIOCGSID */
+	case 0x5411: case 0x541b: case 0x5413: /* TIOCOUTQ, FIONREAD, TIOCGWINSZ */
+	case 0x5421: case 0x5450: case 0x5451: case 0x5452: /* FIONBIO, FIONCLEX, FIOCLEX, FIOASYNC */
+	case 0x80045430: case 0x40045431: case 0x80045438: case 0x80045439: /* ptys */
+	case 0x5441:                                   /* TIOCGPTPEER */
+	case 0x2: case 0x1: case 0x5460:               /* FIGETBSZ, FIBMAP, FIOQSIZE */
+	case 0x80086601: case 0x80047601: case 0x801c581f: /* GETFLAGS, GETVERSION, FSGETXATTR */
+	case 0xc020660b: case 0x81009431: case 0x80111500: /* FIEMAP, GETFSLABEL, GETFSUUID */
+		return true;
+	}
+	/* SIOCGxxx of sockets: interfaces, addresses, routes, time stamps */
+	if (cmd >= 0x8910 && cmd <= 0x8970)
+		switch (cmd) {
+		case 0x8910: case 0x8912: case 0x8913: case 0x8915: case 0x8917: case 0x8919:
+		case 0x891b: case 0x891d: case 0x891f: case 0x8921: case 0x8927: case 0x8933:
+		case 0x8938: case 0x8942: case 0x8954: case 0x8970:
+			return true;
+		}
+	return cmd >= 0x8903 && cmd <= 0x8907;
+}
+
+static __always_inline void controlled(struct box *b, struct task_struct *t, struct pt_regs *r)
+{
+	__u32 cmd = r->si;
+	if (harmless(cmd))
+		return;
+	struct file *f = file_of(t, r->di);
+	struct inode *i = f ? BPF_CORE_READ(f, f_inode) : 0;
+	__u64 ino = 0;
+	switch (place(b, i, &ino)) {
+	case OWN: /* reflinks, attributes, and whatever comes next */
+		if (shared(t))
+			mark(b, F_META);
+		note_inode(b, ino, false);
+		break;
+	case NOTHING:
+		if (shared(t))
+			mark(b, F_META);
+		break;
+	case UNREADABLE:
+		lost(b);
+		break;
+	case OUTSIDE:
+		mark_call(b, F_OUTSIDE, NR_ioctl);
+		break;
+	default:
+		mark_call(b, F_OBJECT, NR_ioctl);
+	}
+}
+
+static __always_inline bool ipc_reads(__u64 nr, __u32 cmd)
+{
+	cmd &= ~0x100;
+	if (cmd == 2 || cmd == 3)
+		return true;
+	if (nr == NR_shmctl)
+		return cmd >= 13 && cmd <= 15;
+	if (nr == NR_semctl)
+		return (cmd >= 11 && cmd <= 15) || (cmd >= 18 && cmd <= 20);
+	return cmd >= 11 && cmd <= 13;
+}
+
+static __always_inline void special(struct box *b, struct task_struct *t, struct pt_regs *r, __u64 nr, long ret)
+{
+	switch (nr) {
+	case NR_connect:
+		if (leaves((void *)r->si, r->dx))
+			mark(b, F_EXTERNAL);
+		return;
+	case NR_sendto:
+	case NR_sendmsg:
+	case NR_sendmmsg:
+		sent(b, t, r, nr);
+		return;
+	}
+	if (ret < 0)
+		return;
+	switch (nr) {
+	case NR_ioctl:
+		controlled(b, t, r);
+		break;
+	case NR_utimensat: /* futimens passes no path */
+		if (r->si || shared(t))
+			mark(b, F_META);
+		else {
+			struct file *f = file_of(t, r->di);
+			note(b, f ? BPF_CORE_READ(f, f_inode) : 0, nr, false);
+		}
+		break;
+	case NR_shmctl:
+	case NR_msgctl:
+		if (!ipc_reads(nr, r->si))
+			mark_call(b, F_OBJECT, nr);
+		break;
+	case NR_semctl:
+		if (!ipc_reads(nr, r->dx))
+			mark_call(b, F_OBJECT, nr);
+		break;
+	case NR_setsockopt: /* netfilter tables; other options die with the socket */
+		if ((r->si == 0 && r->dx >= 64 && r->dx < 192) || (r->si == 41 && r->dx == 64))
+			mark_call(b, F_OBJECT, nr);
+		break;
+	case NR_prlimit64:
+		if ((__u32)r->di == 1 && r->dx)
+			mark_call(b, F_REACH, nr);
+		break;
+	}
+}
+
+/* pid 1 is the one process of the sandbox that isn't watched, and what later
+ * turns inherit from. */
+static __always_inline void reached(struct box *b, struct pt_regs *r, __u64 nr)
+{
+	__u32 pid = r->di;
+	if (nr == NR_ptrace)
+		pid = r->si;
+	if (nr == NR_setpriority || nr == NR_ioprio_set) {
+		if ((nr == NR_setpriority && r->di != 0) || (nr == NR_ioprio_set && r->di != 1))
+			pid = 1; /* by group or user */
+		else
+			pid = r->si;
+	}
+	if (pid == 1)
+		mark_call(b, F_REACH, nr);
+}
+
+/* opened: creation is the file system's to tell. Here: what was truncated, and what
+ * lies on no file system of the sandbox's own and can be written from now on. */
+static __always_inline void opened(struct box *b, struct task_struct *t, struct pt_regs *r, __u64 nr, long ret)
+{
+	bool truncates = false, known = true;
+	if (nr == NR_open)
+		truncates = r->si & O_TRUNC;
+	else if (nr == NR_openat)
+		truncates = r->dx & O_TRUNC;
+	else if (nr == NR_creat)
+		truncates = true;
+	else
+		known = false; /* the flags lie in memory that can change */
+	if (ret < 0) {
+		if ((truncates || !known) && half_done(ret))
+			mark(b, F_META);
+		return;
+	}
+	struct file *f = file_of(t, ret);
+	if (!f || (truncates && shared(t))) {
+		mark(b, F_META);
+		return;
+	}
+	bool writable = BPF_CORE_READ(f, f_mode) & FMODE_WRITE;
+	if (!writable && !truncates)
+		return;
+	if (!known)
+		mark(b, F_META);
+	__u64 ino = 0;
+	struct inode *i = BPF_CORE_READ(f, f_inode);
+	switch (place(b, i, &ino)) {
+	case OWN:
+		if (truncates)
+			note_inode(b, ino, false);
+		break;
+	case OUTSIDE:
+		mark_call(b, F_OUTSIDE, nr);
+		break;
+	case CONTROL:
+		mark_call(b, F_PROC, nr);
+		break;
+	case UNREADABLE:
+		lost(b);
+		break;
+	default:
+		break;
+	}
+}
+
+static __always_inline void on_fd(struct box *b, struct task_struct *t, struct pt_regs *r, __u64 nr, __u16 c, long ret)
+{
+	if (c & C_CONTENT ? ret <= 0 && !half_done(ret) : ret < 0 && !half_done(ret))
+		return;
+	if (shared(t) && !(c & C_CONTENT && have_dio))
+		mark(b, F_META);
+	struct file *f = file_of(t, fd_arg(r, c));
+	if (!f) {
+		/* closed by another thread meanwhile: content has a second witness */
+		if (!(c & C_CONTENT))
+			mark(b, F_META);
+		else if (!shared(t))
+			lost(b);
+		return;
+	}
+	note(b, BPF_CORE_READ(f, f_inode), nr, c & C_CONTENT);
+}
