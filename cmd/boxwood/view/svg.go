@@ -19,7 +19,7 @@ const (
 	bucket     = 8.0  // contours are kept in steps of x this wide
 	marginX    = 32.0
 	headHeight = 92.0
-	goodWidth  = 1500.0 // labels get shorter before the picture gets wider
+	goodWidth  = 2000.0 // labels get shorter before the picture gets wider
 )
 
 // spot is where a node is drawn.
@@ -41,7 +41,7 @@ func SVG(w io.Writer, title string, nodes []*pb.Node) error {
 	roots := grow(nodes)
 	var spots []*spot
 	var width, height float64
-	for _, length := range []int{30, 24, 18, 14, 10} {
+	for _, length := range []int{30, 24, 18, 14} {
 		spots, width, height = layout(roots, length)
 		if width <= goodWidth {
 			break
@@ -305,11 +305,14 @@ func drawNode(out io.Writer, s *spot) {
 		fmt.Fprintf(out, `<text class="label" x="%.1f" y="%.1f" text-anchor="end">%s</text>`, end, s.y-5, esc(s.label))
 	}
 	if s.note != "" {
-		class := "note"
+		class, y := "note", s.y+4
+		if len(s.children) > 0 {
+			y = s.y - 5 // above the edge that goes on
+		}
 		if s.outcome() != "" && len(s.children) == 0 {
 			class = "bad"
 		}
-		fmt.Fprintf(out, `<text class="%s" x="%.1f" y="%.1f">%s</text>`, class, s.x+radius+5, s.y+4, esc(s.note))
+		fmt.Fprintf(out, `<text class="%s" x="%.1f" y="%.1f">%s</text>`, class, s.x+radius+5, y, esc(s.note))
 	}
 	fmt.Fprintln(out, "</g>")
 }
