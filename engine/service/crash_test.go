@@ -179,7 +179,7 @@ func TestSecondDaemonIsRefused(t *testing.T) {
 		second.stop()
 		t.Fatal("two daemons on one state folder")
 	}
-	if !strings.Contains(err.Error(), "in use") {
+	if !strings.Contains(err.Error(), "another process uses the state") {
 		t.Fatalf("the refusal must say why: %v", err)
 	}
 	_, sb := d.newTree(t)
