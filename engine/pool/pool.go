@@ -37,8 +37,9 @@ type Pool interface {
 	// OpenLayer opens a layer's root folder for reading.
 	OpenLayer(id ids.Layer) (*os.File, error)
 
-	// AddBase makes the empty snapshot of a stack of layers, lowest first. Its
-	// inode numbers go on above those of the lowest-numbered layer, so that
+	// AddBase makes the empty snapshot of a stack of layers, lowest first. Its root
+	// folder has the metadata of the highest layer's. What is written into clones
+	// of it gets inode numbers that no layer of the stack has, so that
 	// (st_dev, st_ino) is unique over the merged tree.
 	AddBase(ctx context.Context, id ids.Snapshot, layers []ids.Layer) (tree.Seal, error)
 
@@ -78,7 +79,8 @@ type Pool interface {
 	Reconcile(uppers map[ids.Generation]bool, snapshots map[ids.Snapshot]bool) (removed int, err error)
 
 	Usage() (Usage, error)
-	// ExclusiveBytes is what only this snapshot holds, or 0 if unknown.
+	// ExclusiveBytes is what this snapshot added to the one before it (of the same
+	// upper, or else the one that was cloned), or 0 if unknown.
 	ExclusiveBytes(id ids.Snapshot) int64
 	// Close syncs, marks the pool clean and lets go of it. Idempotent.
 	Close() error

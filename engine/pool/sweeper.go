@@ -2,9 +2,7 @@ package pool
 
 import (
 	"context"
-	"maps"
 	"os"
-	"slices"
 	"sync"
 	"time"
 
@@ -22,7 +20,8 @@ type sweeper struct {
 	queue    []sweepItem
 	busy     bool
 	stopping bool
-	removed  map[uint64]bool // perhaps not yet taken apart by the kernel
+	removed  []uint64 // perhaps not yet taken apart by the kernel, in this order
+	settling bool
 	hurried  time.Time
 }
 
@@ -40,7 +39,7 @@ const (
 )
 
 func newSweeper(p *Btrfs) *sweeper {
-	s := &sweeper{p: p, done: make(chan struct{}), removed: map[uint64]bool{}}
+	s := &sweeper{p: p, done: make(chan struct{})}
 	s.changed.L = &s.mu
 	go s.run()
 	return s
@@ -74,7 +73,7 @@ func (s *sweeper) run() {
 		s.mu.Lock()
 		s.busy = false
 		if id != 0 {
-			s.removed[id] = true
+			s.removed = append(s.removed, id)
 		}
 		s.changed.Broadcast()
 		if len(s.removed) >= full {
@@ -104,26 +103,28 @@ func (s *sweeper) remove(item sweepItem) uint64 {
 }
 
 // settle forgets the removed subvolumes that the kernel is done with, and says
-// how many it isn't. It drops the quota groups of the former, which the kernel
-// keeps; it refuses for a group whose extents live on in others.
+// how many it isn't. The kernel takes them in the order in which they were
+// removed, so it looks no further than the first that is still there. It drops the
+// quota groups of the others, which the kernel keeps; it refuses for a group
+// whose extents live on in others.
 func (s *sweeper) settle() int {
 	s.mu.Lock()
-	ids := slices.Collect(maps.Keys(s.removed))
-	s.mu.Unlock()
-	var gone []uint64
-	for _, id := range ids {
-		if there, err := btrfs.Exists(s.p.top, id); err != nil || there {
-			continue
-		}
-		gone = append(gone, id)
-		if s.p.quotas {
+	defer s.mu.Unlock()
+	for len(s.removed) > 0 && !s.settling {
+		id := s.removed[0]
+		s.settling = true // nobody else takes from the front meanwhile
+		s.mu.Unlock()
+		there, err := btrfs.Exists(s.p.top, id)
+		gone := err == nil && !there
+		if gone && s.p.quotas {
 			btrfs.ForgetQuota(s.p.top, id)
 		}
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, id := range gone {
-		delete(s.removed, id)
+		s.mu.Lock()
+		s.settling = false
+		if !gone {
+			break
+		}
+		s.removed = s.removed[1:]
 	}
 	return len(s.removed)
 }
