@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -101,6 +103,10 @@ func (a *app) serve(ctx context.Context, f serveFlags) error {
 	if err := engine.PrivateMounts(); err != nil {
 		return err
 	}
+	// A second signal must not cut the shutdown short, which is bounded anyway: a
+	// terminal's ^C and a script's kill often come both.
+	ctx, unregister := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	defer unregister()
 	slog.SetDefault(o.Log)
 	e, err := engine.Open(ctx, o)
 	if err != nil {

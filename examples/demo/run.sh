@@ -34,12 +34,18 @@ cleanup() {
     kill -KILL "$daemon" 2>/dev/null || true
     wait "$daemon" 2>/dev/null || true
   fi
+  # What a killed daemon left: its sandboxes outlive it on purpose.
+  find /sys/fs/cgroup -path "*/boxwood-demo-$$/*" -name cgroup.procs -exec cat {} + 2>/dev/null | sort -u | xargs -r kill -KILL 2>/dev/null || true
   if [ "$status" != 0 ] && [ -s "$scratch/log" ]; then
     echo "demo: failed; the daemon's last lines:" >&2
     tail -n 15 "$scratch/log" >&2
   fi
   rm -rf "$scratch"
-  find /sys/fs/cgroup -depth -type d -path "*/boxwood-demo-$$*" -exec rmdir {} + 2>/dev/null || true
+  for _ in $(seq 20); do # the last process of a group may be on its way out
+    find /sys/fs/cgroup -depth -type d -path "*/boxwood-demo-$$*" -exec rmdir {} + 2>/dev/null || true
+    [ -n "$(find /sys/fs/cgroup -maxdepth 3 -name "boxwood-demo-$$" -print -quit 2>/dev/null)" ] || break
+    sleep 0.1
+  done
   exit "$status"
 }
 trap cleanup EXIT
@@ -50,7 +56,8 @@ say() { printf '\n== %s\n' "$*"; }
 
 say "starting a daemon"
 export BOXWOOD_ADDRESS=$scratch/socket
-"$boxwood" serve --state "$scratch/state" --socket "$BOXWOOD_ADDRESS" --pool-size 8G \
+# In a session of its own: ^C is for this script, which then stops the daemon.
+setsid "$boxwood" serve --state "$scratch/state" --socket "$BOXWOOD_ADDRESS" --pool-size 8G \
   --cgroup "boxwood-demo-$$" >"$scratch/ready" 2>"$scratch/log" &
 daemon=$!
 for _ in $(seq 600); do
