@@ -277,6 +277,7 @@ func TestFullDiskIsRefusedAndRecovers(t *testing.T) {
 	o := Options{FS: disk}
 	s := mustOpen(t, "state", o)
 	tr := mustTree(t, s)
+	lost := mustNode(t, s, tr.Root)
 	before := frozen(t, s)
 	disk.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: 1 << 20})
 	_, err := s.Update(context.Background(), func(tx *Tx) error { return tx.Pin(tr.Root) })
@@ -284,7 +285,13 @@ func TestFullDiskIsRefusedAndRecovers(t *testing.T) {
 	if !fault.As(err).Retryable() {
 		t.Error("a full disk isn't retryable")
 	}
+	_, err = prune(s, lost.ID, false)
+	wantFault(t, err, fault.Exhausted, "disk_full")
 	wantEqual(t, "on a full disk", frozen(t, s), before)
+	disk.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: 32 << 20})
+	_, err = s.Update(context.Background(), func(tx *Tx) error { return tx.Pin(tr.Root) })
+	wantFault(t, err, fault.Exhausted, "disk_full")
+	mustPrune(t, s, lost.ID, false) // that is how space comes back
 	disk.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: 1 << 30})
 	mustNode(t, s, tr.Root)
 }

@@ -28,6 +28,7 @@ type Pruned struct {
 // was started from a checkpoint made there; "root": a tree's root
 // goes only when the tree is closed, and the tree goes with it.
 func (tx *Tx) Prune(id ids.Node, keepNode bool) (*Pruned, error) {
+	tx.removes = true
 	top, err := tx.Node(id)
 	if err != nil {
 		return nil, err
@@ -117,6 +118,7 @@ func (tx *Tx) removeNode(n *Node) {
 // FinishRemoval strikes snapshots off the condemned: their file state is gone.
 // What isn't on the list is no error.
 func (tx *Tx) FinishRemoval(gone []ids.Snapshot) error {
+	tx.removes = true
 	for _, id := range gone {
 		if d, ok := find[condemned](tx.reader, doomed, byID, key(id)); ok {
 			tx.step()

@@ -30,8 +30,9 @@ type Options struct {
 	// MaxRemovals bounds how many removed nodes are remembered for watchers
 	// that come back; 0: 65,536.
 	MaxRemovals int
-	// MinFree is how many bytes must stay free on the disk: below it writes are
+	// MinFree is how many bytes must stay free on the disk: below it changes are
 	// refused with Exhausted "disk_full", and work again once there is space; 0: 64 MiB.
+	// Changes that remove something go on down to a quarter of it.
 	MinFree uint64
 }
 
@@ -169,11 +170,6 @@ func (s *Store) Update(ctx context.Context, f func(tx *Tx) error) (index uint64,
 // apply runs f over head and adds what it wrote to the open group; nil if it
 // wrote nothing.
 func (s *Store) apply(ctx context.Context, f func(tx *Tx) error) (*group, uint64, error) {
-	if free := s.log.free(); free < s.o.MinFree {
-		return nil, 0, fault.New(fault.Exhausted, "disk_full",
-			"the disk of the state directory has %d bytes left, and %d must stay free", free, s.o.MinFree).
-			WithHint("free some space; nothing needs to be started again").After(10 * time.Second)
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := ctx.Err(); err != nil {
@@ -203,6 +199,9 @@ func (s *Store) apply(ctx context.Context, f func(tx *Tx) error) (*group, uint64
 	if len(tx.ops) == 0 {
 		return nil, s.next, nil
 	}
+	if err := s.room(tx); err != nil {
+		return nil, 0, err
+	}
 	g.events = append(g.events, tx.newest()...)
 	kept = true
 	s.next, s.latest = tx.index, g
@@ -218,6 +217,22 @@ func (s *Store) apply(ctx context.Context, f func(tx *Tx) error) (*group, uint64
 	default:
 	}
 	return g, s.next, nil
+}
+
+// room refuses a change on a nearly full disk. One that removes something may
+// use most of what is kept free: it is how space comes back.
+func (s *Store) room(tx *Tx) error {
+	need := s.o.MinFree
+	if tx.removes {
+		need /= 4
+	}
+	free := s.log.free()
+	if free >= need {
+		return nil
+	}
+	return fault.New(fault.Exhausted, "disk_full",
+		"the disk of the state directory has %d bytes left, and %d must stay free", free, need).
+		WithHint("free some space; nothing needs to be started again").After(10 * time.Second)
 }
 
 // commitLoop flushes one group after the other: log, then memory, then

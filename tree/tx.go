@@ -20,6 +20,8 @@ type Tx struct {
 	ops    []op
 	events []Event
 	rows   []rowChange
+	// removes: it deletes a sandbox, an image, nodes or condemned snapshots.
+	removes bool
 
 	// What may have lost its last user, looked at by settle.
 	loose         []ids.Checkpoint
@@ -308,6 +310,7 @@ func (tx *Tx) PutSandbox(sb Sandbox) error {
 
 // DeleteSandbox forgets a sandbox; one that is gone already is no error.
 func (tx *Tx) DeleteSandbox(id ids.Sandbox) error {
+	tx.removes = true
 	if old, ok := find[Sandbox](tx.reader, sandboxes, byID, key(id)); ok {
 		tx.step()
 		tx.add(sandboxes, old.Tree, -1)
@@ -349,6 +352,7 @@ func (tx *Tx) PutImage(i Image) error {
 // DeleteImage is refused with Precondition "image_in_use" while a tree stands
 // on it. Its base is condemned.
 func (tx *Tx) DeleteImage(id ids.Image) error {
+	tx.removes = true
 	i, ok := find[Image](tx.reader, images, byID, key(id))
 	if !ok {
 		return fault.New(fault.NotFound, "image_not_found", "there is no image %q", id)
