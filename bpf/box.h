@@ -18,6 +18,7 @@ enum flag {
 	F_EXTERNAL = 1 << 9, /* something tried to leave the sandbox */
 	F_URING = 1 << 10,   /* io_uring or kernel AIO */
 	F_NEWMETA = 1 << 11, /* an inode made in this epoch changed by more than content */
+	F_MOUNT = 1 << 12,   /* with F_OBJECT: a file system was mounted */
 };
 
 /* Classes of calls; inspector/calls.go assigns them. */

@@ -19,12 +19,13 @@ enum nr {
 	NR_creat = 85,
 	NR_ptrace = 101,
 	NR_setpriority = 141,
-	NR_mq_open = 240,
+	NR_mount = 165,
 	NR_ioprio_set = 251,
 	NR_openat = 257,
 	NR_utimensat = 280,
 	NR_prlimit64 = 302,
 	NR_sendmmsg = 307,
+	NR_move_mount = 429,
 };
 
 #define AF_UNSPEC 0

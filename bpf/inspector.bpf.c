@@ -66,7 +66,7 @@ int BPF_PROG(sys_exit, struct pt_regs *r, long ret)
 	if (ret < 0)
 		return 0;
 	if (c & C_OBJECT)
-		mark_call(b, F_OBJECT, nr);
+		mark_call(b, nr == NR_mount || nr == NR_move_mount ? F_OBJECT | F_MOUNT : F_OBJECT, nr);
 	if (c & C_REACH)
 		reached(b, r, nr);
 	if (c & C_URING)

@@ -3,6 +3,7 @@ package inspector
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 )
 
 // bases keeps the listings of snapshot folders, which never change, for all
@@ -24,11 +25,24 @@ type base struct {
 	// like is a listing that may share directories, as they were at settled.
 	like    *folder
 	settled int64
+
+	size atomic.Int64 // names kept
 }
 
-// maxBases bounds memory: a listing of 20,000 names is about 1.5 MB, and most of
-// it is shared with the listing it was made from.
-const maxBases = 64
+// Bounds of what is kept. A name takes about 80 bytes, its attributes as much
+// again, and most names are shared with the listing that one was made from.
+const (
+	maxBases = 64
+	maxNames = 500_000
+)
+
+// names kept, counting those twice whose attributes are kept, too.
+func (b *bases) names() (n int64) {
+	for _, base := range b.by {
+		n += base.size.Load()
+	}
+	return n
+}
 
 func newBases() *bases { return &bases{by: map[string]*base{}} }
 
@@ -41,7 +55,7 @@ func (b *bases) get(path string) *base {
 			return b.by[path]
 		}
 	}
-	if len(b.used) == maxBases {
+	for len(b.used) > 0 && (len(b.used) >= maxBases || b.names() > maxNames) {
 		delete(b.by, b.used[0])
 		b.used = b.used[1:]
 	}
@@ -72,6 +86,7 @@ func (b *base) list(ctx context.Context, max int) (*folder, error) {
 		return nil, err
 	}
 	b.tree, b.like = tree, nil
+	b.size.Store(int64(max - l.left))
 	return tree, nil
 }
 
@@ -88,5 +103,6 @@ func (b *base) inodes(ctx context.Context, tree *folder) (map[uint64]attrs, erro
 		return nil, err
 	}
 	b.attrs = all
+	b.size.Add(int64(len(all)))
 	return all, nil
 }

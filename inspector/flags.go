@@ -19,6 +19,7 @@ const (
 	sawExternal
 	sawURing
 	sawNewMeta
+	sawMount
 )
 
 const (

@@ -22,6 +22,10 @@ type watch struct {
 	box      *bpf.InspectorBox
 	orphaned atomic.Bool // the Kernel is closed
 
+	// Since the watch began: the sandbox has mounted something. Names that come and
+	// go there raise the same calls, and no file system that we compare shows them.
+	mounted bool
+
 	// Since the epoch began.
 	base     *base
 	began    int64  // a stamp
@@ -155,6 +159,11 @@ func (w *watch) judgeProcesses(epoch signs, all, turn *finding) {
 			turn.process = true
 			turn.effect(tree.KernelObject, nil, why)
 		}
+	}
+	w.mounted = w.mounted || epoch&sawMount != 0
+	if w.mounted && epoch&(sawNames|sawMeta|sawNewMeta) != 0 {
+		all.processes("files may have changed on a file system that the sandbox mounted")
+		turn.process = turn.process || w.turn&(sawNames|sawMeta|sawNewMeta) != 0
 	}
 	now, err := w.survivors()
 	if err != nil {

@@ -327,3 +327,21 @@ func TestDeeperGroupsAreWatched(t *testing.T) {
 	expect(t, "in a leaf", barrier(w), tree.Files, tree.Files)
 	b.must(unix.Rmdir(leaf))
 }
+
+// What a sandbox does on a file system it mounted in an earlier epoch is no change
+// of its upper layer, so it counts as one of its processes.
+func TestMountsAreRemembered(t *testing.T) {
+	k := mustKernel(t, Options{})
+	b := mustBox(t, nil)
+	w := mustWatch(t, k, b)
+	w.BeginTurn()
+	b.turn("/ways", "mount_")
+	expect(t, "mounts", barrier(w), tree.Process, tree.Process)
+	w.NewEpoch(b.snapshot())
+	w.BeginTurn()
+	b.turn("/ways", "reads")
+	expect(t, "only reads", barrier(w), tree.None, tree.None)
+	w.BeginTurn()
+	b.turn("/ways", "create_unlink")
+	expect(t, "names change somewhere", barrier(w), tree.Process, tree.Process)
+}
