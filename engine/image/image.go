@@ -71,7 +71,7 @@ type config struct {
 // layer is one layer of a source, read as an uncompressed tar.
 type layer struct {
 	id   ids.Layer
-	size int64 // about, for progress
+	size int64 // in the archive, perhaps compressed; for progress
 	open func() (io.ReadCloser, error)
 	// whiteouts: names that start with ".wh." delete what is below.
 	whiteouts bool
@@ -121,7 +121,13 @@ func (im *Importer) Import(ctx context.Context, path, name string, progress func
 	for i, l := range src.layers {
 		if !im.Pool.HasLayer(l.id) {
 			step := fmt.Sprintf("layer %d of %d", i+1, len(src.layers))
-			if err := im.add(ctx, l, notes, func(done int64) { progress(step, done, l.size) }); err != nil {
+			if err := im.add(ctx, l, notes, func(done int64) {
+				total := l.size
+				if done > total {
+					total = 0 // it was compressed: unknown
+				}
+				progress(step, done, total)
+			}); err != nil {
 				return nil, fmt.Errorf("importing %s, %s: %w", path, step, err)
 			}
 			added = append(added, l.id)

@@ -193,7 +193,37 @@ func openDocker(name string) (*source, error) {
 	if err != nil {
 		return nil, badArchive(err)
 	}
-	return fromImage(img)
+	// Asking this kind of image for a layer's size would compress the layer.
+	sizes, err := sizesInTar(name, manifest[0].Layers)
+	if err != nil {
+		return nil, badArchive(err)
+	}
+	return fromImage(img, sizes)
+}
+
+// sizesInTar gives the sizes of files of an archive, 0 for what isn't a file there.
+func sizesInTar(name string, files []string) ([]int64, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	found := map[string]int64{}
+	for r := tar.NewReader(f); ; {
+		h, err := r.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+		found[path.Clean(h.Name)] = h.Size
+	}
+	sizes := make([]int64, len(files))
+	for i, file := range files {
+		sizes[i] = found[path.Clean(file)]
+	}
+	return sizes, nil
 }
 
 // openLayout takes the one image of a layout, or the one for this machine of an
@@ -223,7 +253,11 @@ func openLayout(dir string) (*source, error) {
 	if err := compare("the configuration", c, m.Config.Digest); err != nil {
 		return nil, err
 	}
-	return fromImage(img)
+	sizes := make([]int64, len(m.Layers))
+	for i, l := range m.Layers {
+		sizes[i] = l.Size
+	}
+	return fromImage(img, sizes)
 }
 
 func compare(what string, content []byte, want v1.Hash) error {
@@ -272,7 +306,8 @@ func pick(index v1.ImageIndex, depth int) (v1.Image, error) {
 	return img, compare("the manifest", raw, d.Digest)
 }
 
-func fromImage(img v1.Image) (*source, error) {
+// fromImage takes the sizes of the layers as they are in the archive.
+func fromImage(img v1.Image, sizes []int64) (*source, error) {
 	c, err := img.ConfigFile()
 	if err != nil {
 		return nil, badArchive(err)
@@ -281,16 +316,12 @@ func fromImage(img v1.Image) (*source, error) {
 	if err != nil {
 		return nil, badArchive(err)
 	}
-	if len(layers) == 0 || len(layers) != len(c.RootFS.DiffIDs) {
-		return nil, fault.New(fault.Invalid, "bad_archive", "the image has %d layers and %d diff ids", len(layers), len(c.RootFS.DiffIDs))
+	if n := len(c.RootFS.DiffIDs); len(layers) == 0 || len(layers) != n || len(sizes) != n {
+		return nil, fault.New(fault.Invalid, "bad_archive", "the image has %d layers and %d diff ids", len(sizes), n)
 	}
 	s := &source{close: func() {}, config: config{Env: envMap(c.Config.Env), Cwd: c.Config.WorkingDir, User: c.Config.User}}
 	for i, l := range layers {
-		size, err := l.Size()
-		if err != nil {
-			return nil, badArchive(err)
-		}
-		s.layers = append(s.layers, layer{id: ids.Layer(c.RootFS.DiffIDs[i].String()), size: size, open: l.Uncompressed, whiteouts: true})
+		s.layers = append(s.layers, layer{id: ids.Layer(c.RootFS.DiffIDs[i].String()), size: sizes[i], open: l.Uncompressed, whiteouts: true})
 	}
 	return s, nil
 }

@@ -104,7 +104,8 @@ func (s *sweeper) remove(item sweepItem) uint64 {
 
 // settle forgets the removed subvolumes that the kernel is done with, and says
 // how many it isn't. The kernel takes them in the order in which they were
-// removed, so it looks no further than the first that is still there. It drops the
+// removed, so it looks no further than the first that is still there (one that is
+// mounted somewhere holds up the count of those behind it). It drops the
 // quota groups of the others, which the kernel keeps; it refuses for a group
 // whose extents live on in others.
 func (s *sweeper) settle() int {
