@@ -128,9 +128,13 @@ scripts/install-criu.sh
 fingerprint=$(cat scripts/requirements.txt python-client/pyproject.toml | sha256sum | cut -d' ' -f1)\ $PWD
 if [ "$(cat .venv/boxwood-setup 2>/dev/null)" != "$fingerprint" ] || [ ! -x .venv/bin/python ]; then
   python=$(find_python) || die "no python3 >= 3.10 with venv: install it, or name one in PYTHON"
-  say "making .venv with $("$python" --version) (about 30 s)"
-  rm -rf .venv
-  "$python" -m venv .venv
+  say "bringing .venv up to date (from nothing about 30 s)"
+  # An environment holds absolute paths, so one that was moved is made anew.
+  case $(cat .venv/boxwood-setup 2>/dev/null) in
+  *" $PWD") .venv/bin/python -c '' 2>/dev/null || rm -rf .venv ;;
+  *) rm -rf .venv ;;
+  esac
+  [ -d .venv ] || "$python" -m venv .venv
   .venv/bin/python -m pip install --quiet --disable-pip-version-check -r scripts/requirements.txt
   .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e ./python-client
   .venv/bin/python -c 'import boxwood' || die "the boxwood package was installed but can't be imported"
