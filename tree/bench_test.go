@@ -142,9 +142,11 @@ func BenchmarkReopen(b *testing.B) {
 func BenchmarkShape(b *testing.B) {
 	for _, shape := range []string{"small", "deep", "wide"} {
 		b.Run(shape, func(b *testing.B) {
-			s := mustOpen(b, "state", memory())
+			s := mustOpen(b, benchDir(b), Options{})
 			tr := mustTree(b, s)
 			at := shapeTree(b, s, tr, shape)
+			used := cpuTime()
+			defer func() { b.ReportMetric(float64((cpuTime()-used).Microseconds())/float64(b.N), "cpu-us/op") }()
 			b.ResetTimer()
 			for b.Loop() {
 				mustUpdate(b, s, func(tx *Tx) error {
