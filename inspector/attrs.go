@@ -26,10 +26,10 @@ func attrsOf(st *unix.Stat_t) attrs {
 	}
 }
 
-// inodes walks a listed tree and tells visit each inode with its path ("" is the
-// top). Entries that vanished meanwhile are skipped: their going is an event that
+// inodes walks a listed tree and tells visit each inode with its directory and its
+// name in it (both empty: the top), not joined, since most are never named. Entries that vanished meanwhile are skipped: their going is an event that
 // the next barrier sees.
-func inodes(ctx context.Context, top string, f *folder, visit func(path string, ino uint64, a attrs)) error {
+func inodes(ctx context.Context, top string, f *folder, visit func(dir, name string, ino uint64, a attrs)) error {
 	fd, err := unix.Open(top, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -39,38 +39,42 @@ func inodes(ctx context.Context, top string, f *folder, visit func(path string, 
 		unix.Close(fd)
 		return err
 	}
-	visit("", st.Ino, attrsOf(&st))
+	visit("", "", st.Ino, attrsOf(&st))
 	return inodesBelow(ctx, fd, "", f, visit)
 }
 
-func inodesBelow(ctx context.Context, fd int, path string, f *folder, visit func(string, uint64, attrs)) error {
+func inodesBelow(ctx context.Context, fd int, path string, f *folder, visit func(string, string, uint64, attrs)) error {
 	defer unix.Close(fd)
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	var st unix.Stat_t
 	sub := 0
-	for i := range f.entries {
-		p := f.place(path, i, &sub)
-		var st unix.Stat_t
-		err := unix.Fstatat(fd, p.name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	for _, e := range f.entries {
+		var dir *folder
+		if e.kind == unix.DT_DIR {
+			dir = f.subs[sub]
+			sub++
+		}
+		err := unix.Fstatat(fd, e.name, &st, unix.AT_SYMLINK_NOFOLLOW)
 		if err == unix.ENOENT {
 			continue
 		}
 		if err != nil {
 			return err
 		}
-		visit(p.path, st.Ino, attrsOf(&st))
-		if p.dir == nil {
+		visit(path, e.name, st.Ino, attrsOf(&st))
+		if dir == nil {
 			continue
 		}
-		child, err := unix.Openat(fd, p.name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		child, err := unix.Openat(fd, e.name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 		if err == unix.ENOENT {
 			continue
 		}
 		if err != nil {
 			return err
 		}
-		if err := inodesBelow(ctx, child, p.path, p.dir, visit); err != nil {
+		if err := inodesBelow(ctx, child, path+"/"+e.name, dir, visit); err != nil {
 			return err
 		}
 	}

@@ -73,6 +73,13 @@ func (b *base) hint(like *folder, settled int64) {
 	}
 }
 
+// listed returns the tree if it was listed, or nil.
+func (b *base) listed() *folder {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.tree
+}
+
 // list returns the tree.
 func (b *base) list(ctx context.Context, max int) (*folder, error) {
 	b.mu.Lock()
@@ -97,8 +104,8 @@ func (b *base) inodes(ctx context.Context, tree *folder) (map[uint64]attrs, erro
 	if b.attrs != nil {
 		return b.attrs, nil
 	}
-	all := map[uint64]attrs{}
-	err := inodes(ctx, b.path, tree, func(_ string, ino uint64, a attrs) { all[ino] = a })
+	all := make(map[uint64]attrs, b.size.Load())
+	err := inodes(ctx, b.path, tree, func(_, _ string, ino uint64, a attrs) { all[ino] = a })
 	if err != nil {
 		return nil, err
 	}

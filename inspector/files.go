@@ -172,20 +172,18 @@ func (w *watch) compareAttrs(ctx context.Context, base, live *folder) error {
 	}
 	w.files.metas = map[string]metadata{}
 	limit := int64(maxContent)
-	return inodes(ctx, w.subject.Upper, live, func(path string, ino uint64, is attrs) {
+	return inodes(ctx, w.subject.Upper, live, func(dir, name string, ino uint64, is attrs) {
 		was, ok := old[ino]
 		if !ok || is.ctime == was.ctime && is.ctime < w.began {
 			return
 		}
+		path := dir + "/" + name
 		if same(w.base.path, w.subject.Upper, path, was, is, &limit) {
 			return
 		}
 		kind := tree.FileMetadata
 		if is.mode&unix.S_IFMT != unix.S_IFDIR && (is.size != was.size || is.mtime != was.mtime) {
 			kind = tree.FileChanged
-		}
-		if path == "" {
-			path = "/"
 		}
 		w.files.metas[path] = metadata{kind, is.ctime}
 	})

@@ -52,10 +52,14 @@ func newWatch(k *Kernel, s Subject, slot uint32) *watch {
 
 // begin starts an epoch. No task of the sandbox runs meanwhile.
 func (w *watch) begin(path string) {
-	// A directory of the new base that looks as it did when upper was last listed
-	// needs no reading again.
+	// A directory of the new base that looks as it did when upper was last listed,
+	// or in the old base, needs no reading again.
+	like, settled := w.seen, w.seenAt
+	if like == nil && w.base != nil {
+		like, settled = w.base.listed(), w.began
+	}
 	w.base = w.k.bases.get(path)
-	w.base.hint(w.seen, w.seenAt)
+	w.base.hint(like, settled)
 	w.began = stamp()
 	w.missed = w.k.missed.Load()
 	w.taint, w.taintAll = nil, false

@@ -345,3 +345,36 @@ func TestMountsAreRemembered(t *testing.T) {
 	b.turn("/ways", "create_unlink")
 	expect(t, "names change somewhere", barrier(w), tree.Process, tree.Process)
 }
+
+// A sandbox that makes all the events it can is judged right, and so is its
+// neighbour, whose one write falls in the middle of it.
+func TestFloodHidesNothing(t *testing.T) {
+	k := mustKernel(t, Options{})
+	one, two := mustBox(t, nil), mustBox(t, nil)
+	w1, w2 := mustWatch(t, k, one), mustWatch(t, k, two)
+	w1.BeginTurn()
+	done := make(chan error, 1)
+	go func() {
+		_, err := one.try("/ways", "flood")
+		done <- err
+	}()
+	turns := 0
+	for flooding := true; flooding; turns++ {
+		select {
+		case err := <-done:
+			one.must(err)
+			flooding = false
+		default:
+		}
+		w2.BeginTurn()
+		two.turn("/ways", "write_")
+		expect(t, "the neighbour's write", barrier(w2), tree.Files, tree.Files)
+		w2.NewEpoch(two.snapshot())
+		w2.BeginTurn()
+		two.turn("/ways", "create_unlink")
+		expect(t, "the neighbour's quiet turn", barrier(w2), tree.None, tree.None)
+	}
+	r := barrier(w1)
+	expect(t, "the flood", r, tree.None, tree.None)
+	t.Logf("%d turns beside the flood, %d events lost", turns, k.LostEvents())
+}
