@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# run.sh NAME: measures a claim beside its baseline on a daemon of its own and
+# prints JSON lines {"bench","metric","value","unit","n","conditions"} on standard
+# output, everything else on standard error. LONG=1 is the thorough form.
+# Names: fork, turn. Needs root. A plot goes to benchmarks/out/ where matplotlib is.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+top=$(cd "$here/.." && pwd)
+name=${1:-}
+case $name in
+fork | turn) ;;
+*)
+  echo "usage: run.sh fork|turn" >&2
+  exit 2
+  ;;
+esac
+boxwood=${BOXWOOD:-$top/bin/boxwood}
+python=${BOXWOOD_PYTHON:-$top/.venv/bin/python}
+[ "$(id -u)" = 0 ] || { echo "run.sh: needs root" >&2; exit 1; }
+[ -x "$boxwood" ] || { echo "run.sh: there is no $boxwood: make build" >&2; exit 1; }
+
+scratch=$(mktemp -d "${TMPDIR:-/tmp}/boxwood-bench.XXXXXX")
+daemon=
+cleanup() {
+  status=$?
+  trap - EXIT INT TERM HUP
+  if [ -n "$daemon" ]; then
+    kill -TERM "$daemon" 2>/dev/null || true
+    for _ in $(seq 250); do
+      kill -0 "$daemon" 2>/dev/null || break
+      sleep 0.1
+    done
+    kill -KILL "$daemon" 2>/dev/null || true
+    wait "$daemon" 2>/dev/null || true
+  fi
+  find /sys/fs/cgroup -path "*/boxwood-bench-$$/*" -name cgroup.procs -exec cat {} + 2>/dev/null | sort -u | xargs -r kill -KILL 2>/dev/null || true
+  [ "$status" = 0 ] || tail -n 15 "$scratch/log" >&2 || true
+  rm -rf "$scratch"
+  for _ in $(seq 20); do
+    find /sys/fs/cgroup -depth -type d -path "*/boxwood-bench-$$*" -exec rmdir {} + 2>/dev/null || true
+    [ -n "$(find /sys/fs/cgroup -maxdepth 3 -name "boxwood-bench-$$" -print -quit 2>/dev/null)" ] || break
+    sleep 0.1
+  done
+  exit "$status"
+}
+trap cleanup EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+
+gcc -O2 -static -o "$scratch/spawn" "$here/spawn/spawn.c"
+go=$(command -v go || echo /usr/local/go/bin/go)
+(cd "$top" && CGO_ENABLED=0 "$go" build -o "$scratch/forkbench" ./benchmarks/forkbench)
+
+# A small image of this host's own programs is enough: nothing that is measured
+# reads more, and it is there in no time.
+mkdir -p "$scratch/root"/{bin,etc,tmp,usr/bin}
+echo root:x:0:0::/:/bin/sh >"$scratch/root/etc/passwd"
+for program in /bin/true /bin/touch /bin/sh; do
+  cp -L "$program" "$scratch/root/bin/"
+  ldd "$program" | grep -o '/[^ ]*' | while read -r lib; do
+    mkdir -p "$scratch/root$(dirname "$lib")"
+    cp -L "$lib" "$scratch/root$lib"
+  done
+done
+
+export BOXWOOD_ADDRESS=$scratch/socket
+setsid "$boxwood" serve --state "$scratch/state" --socket "$BOXWOOD_ADDRESS" --pool-size 8G \
+  --cgroup "boxwood-bench-$$" --max-sandboxes 4000 --log-level warn >"$scratch/ready" 2>"$scratch/log" &
+daemon=$!
+for _ in $(seq 600); do
+  grep -q '^ready' "$scratch/ready" && break
+  kill -0 "$daemon" 2>/dev/null || { daemon=; echo "run.sh: the daemon ended" >&2; exit 1; }
+  sleep 0.1
+done
+"$boxwood" image import "$scratch/root" --name bench:1 >&2
+
+case $name in
+fork)
+  "$scratch/forkbench" -image bench:1 -spawn "$scratch/spawn" ${LONG:+-long}
+  "$python" "$here/first_true.py" --image bench:1 ${LONG:+--long}
+  ;;
+turn) "$python" "$here/turn.py" --image bench:1 --spawn "$scratch/spawn" ${LONG:+--long} ;;
+esac | tee "$scratch/lines"
+"$python" "$here/plot.py" "$scratch/lines" "$here/out/$name.png" >&2 || true
