@@ -2,14 +2,17 @@ package box
 
 import (
 	"context"
+	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/boxwood-rl/boxwood/internal/cgroup"
 )
 
 // Every benchmark reports beside its own time what a spawn of /bin/true costs in
@@ -30,16 +33,6 @@ func median(d []time.Duration) time.Duration {
 
 func report(b *testing.B, name string, d []time.Duration) {
 	b.ReportMetric(float64(median(d).Microseconds()), name+"-us")
-}
-
-// cpu is what this process, its children and, for the kernel's work behind them,
-// the whole machine have used.
-func cpu(b *testing.B) time.Duration {
-	var self, children unix.Rusage
-	if unix.Getrusage(unix.RUSAGE_SELF, &self) != nil || unix.Getrusage(unix.RUSAGE_CHILDREN, &children) != nil {
-		b.Fatal("getrusage")
-	}
-	return time.Duration(self.Utime.Nano() + self.Stime.Nano() + children.Utime.Nano() + children.Stime.Nano())
 }
 
 // BenchmarkStart is a fork of kind empty without the clone of its upper: request
@@ -165,4 +158,72 @@ func BenchmarkOutput(b *testing.B) {
 	}
 }
 
-var _ = syscall.SIGKILL
+// BenchmarkCPU is the processor time of a whole life, refill of the pool
+// included: zygote, start, one command, kill. It is that of a cgroup with this
+// process, the nursery and the boxes in it; kernel threads are not counted.
+func BenchmarkCPU(b *testing.B) {
+	used := joinMeasured(b)
+	h := openHost(b, func(c *Config) { c.Zygotes = 8 })
+	if err := h.WaitReady(context.Background(), 8); err != nil {
+		b.Fatal(err)
+	}
+	roots := make([]Root, b.N)
+	for i := range roots {
+		roots[i] = newRoot(b)
+	}
+	b.ResetTimer()
+	before := used()
+	for i := range b.N {
+		box, err := h.Start(context.Background(), roots[i], testIdentity)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if e, err := box.Exec(context.Background(), Command{Argv: []string{"/bin/true"}}); err != nil || e.Code != 0 {
+			b.Fatal(e, err)
+		}
+		mustKill(b, box)
+	}
+	if err := h.WaitReady(context.Background(), 8); err != nil {
+		b.Fatal(err)
+	}
+	life := used() - before
+	before = used()
+	for range b.N {
+		spawnTrue(b)
+	}
+	spawn := used() - before
+	b.ReportMetric(float64(life)/float64(b.N), "cpu-us/life")
+	b.ReportMetric(float64(spawn)/float64(b.N), "cpu-us/spawn")
+	b.ReportMetric(float64(life)/float64(spawn), "spawns/life")
+}
+
+// joinMeasured moves this process below the group of all boxes of this test; the
+// function it returns tells the microseconds that the group has used.
+func joinMeasured(b *testing.B) func() int64 {
+	b.Helper()
+	mounts, err := cgroup.FindMounts("/proc/self/mountinfo")
+	if err != nil {
+		b.Fatal(err)
+	}
+	dir := filepath.Join(mounts.V2, testGroup)
+	self := filepath.Join(dir, "self")
+	move := func(to string) {
+		if err := os.WriteFile(to+"/cgroup.procs", []byte(strconv.Itoa(os.Getpid())), 0); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if err := os.MkdirAll(self, 0o755); err != nil {
+		b.Fatal(err)
+	}
+	move(self)
+	b.Cleanup(func() { move(mounts.V2); os.Remove(self) })
+	return func() int64 {
+		text, err := os.ReadFile(dir + "/cpu.stat")
+		if err != nil {
+			b.Fatal(err)
+		}
+		var us int64
+		fmt.Sscanf(string(text), "usage_usec %d", &us)
+		return us
+	}
+}

@@ -41,7 +41,7 @@ func openHost(t testing.TB, change ...func(*Config)) *Host {
 	t.Helper()
 	testenv.Require(t, testenv.Root)
 	hostGroups++
-	cfg := Config{RunDir: t.TempDir(), Zygotes: 1, CgroupRoot: fmt.Sprintf("%s/%d", testGroup, hostGroups),
+	cfg := Config{RunDir: tempDir(t), Zygotes: 1, CgroupRoot: fmt.Sprintf("%s/%d", testGroup, hostGroups),
 		Limits: tree.Limits{MemoryBytes: 512 << 20, Pids: 256}}
 	for _, f := range change {
 		f(&cfg)
@@ -72,10 +72,25 @@ func openHost(t testing.TB, change ...func(*Config)) *Host {
 	return h
 }
 
+// tempDir is on a tmpfs for benchmarks, as /run is on most hosts: the cost of
+// making a file on a disk's file system is not ours to measure.
+func tempDir(t testing.TB) string {
+	t.Helper()
+	if _, bench := t.(*testing.B); !bench {
+		return t.TempDir()
+	}
+	dir, err := os.MkdirTemp("/dev/shm", "boxwood-bench-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
 // newRoot makes an empty upper above the small root.
 func newRoot(t testing.TB) Root {
 	t.Helper()
-	dir := t.TempDir()
+	dir := tempDir(t)
 	r := Root{Lower: []string{miniroot.Make(t)}, Upper: filepath.Join(dir, "upper"), Work: filepath.Join(dir, "work")}
 	for _, d := range []string{r.Upper, r.Work} {
 		if err := os.Mkdir(d, 0o755); err != nil {

@@ -3,12 +3,13 @@ package box
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -78,15 +79,20 @@ func TestHostileClientIsRefused(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(h.controlDir(b.rec.Slot), "x")); err == nil {
 		t.Error("the box wrote into its control folder")
 	}
-	// A second daemon is turned away while there is one.
+	// A second daemon waits while there is one: pid 1 reads nothing from it.
 	w, err := dial(h.controlDir(b.rec.Slot))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer w.Close()
+	if _, err := w.send(opHello, nil); err != nil {
+		t.Fatal(err)
+	}
+	must(t, b, "echo pid 1 has been round its loop")
 	var buf [64]byte
-	if _, err := w.receive(buf[:]); err != io.EOF {
-		t.Errorf("a second daemon: %v", err)
+	w.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
+	if m, err := w.receive(buf[:]); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a second daemon got %+v, %v", m, err)
 	}
 	if must(t, b, "echo fine") != "fine" {
 		t.Error("the first daemon lost its box")

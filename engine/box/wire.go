@@ -137,8 +137,10 @@ func (w *wire) receive(buf []byte) (message, error) {
 	var n, cn, flags int
 	var serr error
 	err = rc.Read(func(fd uintptr) bool {
-		n, cn, flags, _, serr = unix.Recvmsg(int(fd), buf, control[:], unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
-		return serr != unix.EAGAIN && serr != unix.EINTR
+		for serr = unix.EINTR; serr == unix.EINTR; {
+			n, cn, flags, _, serr = unix.Recvmsg(int(fd), buf, control[:], unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
+		}
+		return serr != unix.EAGAIN
 	})
 	switch {
 	case err != nil:
