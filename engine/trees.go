@@ -209,10 +209,10 @@ func (e *Engine) setup(ctx context.Context, s Start, image *tree.Image, d tree.D
 		start = string(s.Node)
 	}
 	spec, err := json.Marshal(struct {
-		Start, User, Cwd string
-		Env              map[string]string
-		Steps            []SetupStep
-	}{start, d.User, d.Cwd, d.Env, steps})
+		Start, User string
+		Env         map[string]string
+		Steps       []SetupStep
+	}{start, d.User, d.Env, steps})
 	if err != nil {
 		return "", false, err
 	}
@@ -251,6 +251,7 @@ func (e *Engine) knownSetup(digest string) (ids.Node, bool) {
 
 // runSetup runs the steps as turns of a tree of their own.
 func (e *Engine) runSetup(ctx context.Context, s Start, d tree.Defaults, steps []SetupStep, digest string) (ids.Node, error) {
+	d.Cwd = "/" // the tree's own folder may be what the set-up makes
 	made, err := e.CreateTree(ctx, NewTree{Start: s, Defaults: d, Labels: map[string]string{SetupLabel: digest[:16]}, WithSandbox: true}, nil)
 	if err != nil {
 		return "", err
@@ -352,30 +353,23 @@ type Pruned struct {
 
 // Prune removes a subtree. With release, sandboxes that stand in it go first;
 // without, they are a reason to refuse.
-func (e *Engine) Prune(ctx context.Context, id ids.Node, keep, release bool, commit func(*tree.Tx, Pruned) error) (Pruned, error) {
+func (e *Engine) Prune(ctx context.Context, id ids.Node, keep, release bool) (Pruned, error) {
 	if release {
 		if err := e.releaseUnder(ctx, id, keep); err != nil {
 			return Pruned{}, err
 		}
 	}
-	var out Pruned
 	var gone *tree.Pruned
-	_, err := e.Store.Update(ctx, func(tx *tree.Tx) error {
-		var err error
-		if gone, err = tx.Prune(id, keep); err != nil {
-			return err
-		}
-		out = Pruned{Nodes: len(gone.Nodes), Checkpoints: len(gone.Checkpoints)}
-		for _, s := range gone.Condemned {
-			out.FreedBytes += e.Pool.ExclusiveBytes(s)
-		}
-		if commit == nil {
-			return nil
-		}
-		return commit(tx, out)
+	_, err := e.Store.Update(ctx, func(tx *tree.Tx) (err error) {
+		gone, err = tx.Prune(id, keep)
+		return err
 	})
 	if err != nil {
 		return Pruned{}, err
+	}
+	out := Pruned{Nodes: len(gone.Nodes), Checkpoints: len(gone.Checkpoints)}
+	for _, s := range gone.Condemned {
+		out.FreedBytes += e.Pool.ExclusiveBytes(s)
 	}
 	e.mu.Lock()
 	for _, n := range gone.Nodes {

@@ -5013,7 +5013,7 @@ type ListNodesRequest struct {
 	Verdict    []Verdict         `protobuf:"varint,4,rep,packed,name=verdict,proto3,enum=boxwood.v1.Verdict" json:"verdict,omitempty"`
 	Labels     map[string]string `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	LeavesOnly bool              `protobuf:"varint,6,opt,name=leaves_only,json=leavesOnly,proto3" json:"leaves_only,omitempty"`
-	// Leave observation and effects out.
+	// Leave action, observation, effects and reasons out: much less to read.
 	Brief bool `protobuf:"varint,7,opt,name=brief,proto3" json:"brief,omitempty"`
 	// 0: no bound.
 	Limit         int64 `protobuf:"varint,8,opt,name=limit,proto3" json:"limit,omitempty"`
