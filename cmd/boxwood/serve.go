@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -145,7 +146,7 @@ func parseSize(s string) (int64, error) {
 		number = number[:len(number)-1]
 	}
 	value, err := strconv.ParseFloat(number, 64)
-	if err != nil || value <= 0 || value*float64(unit) > 1<<60 {
+	if err != nil || math.IsNaN(value) || value <= 0 || value*float64(unit) > 1<<60 {
 		return 0, fmt.Errorf("%q is not a size such as 100G", s)
 	}
 	return int64(value * float64(unit)), nil
