@@ -80,13 +80,14 @@ func digest(t *testing.T, b *box) string {
 	return fmt.Sprintf("%x", h.Sum(nil))
 }
 
-// steps a random turn is made of: shell lines over few names, so that they meet.
-// A ways: line runs testdata/ways.c's. About half of the turns end as they began.
+// randomTurn is a few shell lines over few names, so that they meet, some of them
+// ways of testdata/ways.c. About half of the turns end as they began.
 func randomTurn(r *rand.Rand) (script string) {
 	name := func() string {
 		return []string{"old", "other", "x", "d/f", "d", "e", "t1", "t2", "e/t3", "/lw/tmp/t4", "/lw/file", "/lw/t5"}[r.IntN(12)]
 	}
 	temp := func() string { return []string{"t1", "t2", "e/t3", "/lw/tmp/t4", "/lw/t5"}[r.IntN(5)] }
+	ways := func() string { return []string{"/ways ", "/ways -t "}[r.IntN(2)] }
 	quietly := []func() string{
 		func() string { f := temp() + ".q"; return fmt.Sprintf("echo x >%s; rm -f %s", f, f) },
 		func() string { f := temp() + ".q"; return fmt.Sprintf("mkdir %s && touch %s/a && rm -r %s", f, f, f) },
@@ -97,7 +98,7 @@ func randomTurn(r *rand.Rand) (script string) {
 			return fmt.Sprintf("echo x >%s; chmod 600 %s; mv %s %s2; rm %s2", f, f, f, f, f)
 		},
 		func() string { return fmt.Sprintf("stat %s >/dev/null; test -w %s", name(), name()) },
-		func() string { return "/ways " + quiet[r.IntN(len(quiet))] },
+		func() string { return ways() + quiet[r.IntN(len(quiet))] },
 		func() string { return "cat </etc/none/x; rmdir d; mkdir old; true" },
 	}
 	loudly := []func() string{
@@ -116,7 +117,7 @@ func randomTurn(r *rand.Rand) (script string) {
 		func() string { return fmt.Sprintf("dd if=/dev/zero of=%s bs=100 count=1 conv=notrunc", name()) },
 		func() string { return fmt.Sprintf("cp -a %s %s", name(), temp()) },
 		func() string { return fmt.Sprintf("sed -i s/a/b/ %s", name()) },
-		func() string { return "/ways " + fileWays()[r.IntN(len(fileWays()))] },
+		func() string { return ways() + fileWays()[r.IntN(len(fileWays()))] },
 	}
 	pool := quietly
 	if r.IntN(2) == 0 {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"sort"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -35,7 +34,11 @@ const (
 	redirected
 )
 
-var errTooMany = errors.New("there are too many files to compare")
+var (
+	errTooMany = errors.New("there are too many files to compare")
+	errTooDeep = errors.New("directories are nested too deeply to compare")
+	errNoKinds = errors.New("the file system doesn't tell kinds of entries")
+)
 
 // lister lists a tree, reusing what it can of an earlier listing.
 type lister struct {
@@ -44,7 +47,12 @@ type lister struct {
 	// is older, and still the same, has the same entries.
 	settled int64
 	left    int // entries that may still be read or walked
+	depth   int
 }
+
+// maxDepth bounds the descriptors and the stack that one listing takes: a sandbox
+// can nest directories without end.
+const maxDepth = 256
 
 // stamp is the time that the kernel would at least give to a change made now. It
 // ticks every few milliseconds, so a time of change at or after a stamp may stand
@@ -89,11 +97,20 @@ func (l *lister) walk(fd int, was *folder) (*folder, error) {
 	if l.left -= 1 + len(f.entries); l.left < 0 {
 		return nil, errTooMany
 	}
+	if l.depth++; l.depth > maxDepth {
+		return nil, errTooDeep
+	}
+	defer func() { l.depth-- }()
+	earlier := was.finder(same)
 	for _, e := range f.entries {
 		if e.kind != unix.DT_DIR {
 			continue
 		}
-		sub, err := l.sub(fd, e, was)
+		child, err := unix.Openat(fd, e.name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return nil, err
+		}
+		sub, err := l.walk(child, earlier(e.name))
 		if err != nil {
 			return nil, err
 		}
@@ -105,30 +122,26 @@ func (l *lister) walk(fd int, was *folder) (*folder, error) {
 	return f, nil
 }
 
-func (l *lister) sub(fd int, e entry, was *folder) (*folder, error) {
-	child, err := unix.Openat(fd, e.name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
+// finder returns a function that finds a directory below f by name, or nil. inOrder:
+// it will be asked for each of them in turn.
+func (f *folder) finder(inOrder bool) func(name string) *folder {
+	if f == nil || len(f.subs) == 0 {
+		return func(string) *folder { return nil }
 	}
-	return l.walk(child, was.sub(e.name))
-}
-
-// sub finds a directory below f, or nil. It works on nil.
-func (f *folder) sub(name string) *folder {
-	if f == nil {
-		return nil
-	}
-	i := sort.Search(len(f.entries), func(i int) bool { return f.entries[i].name >= name })
-	if i == len(f.entries) || f.entries[i].name != name || f.entries[i].kind != unix.DT_DIR {
-		return nil
-	}
-	n := 0
-	for _, e := range f.entries[:i] {
-		if e.kind == unix.DT_DIR {
-			n++
+	if inOrder {
+		next := 0
+		return func(string) *folder {
+			next++
+			return f.subs[next-1]
 		}
 	}
-	return f.subs[n]
+	byName := make(map[string]*folder, len(f.subs))
+	for _, e := range f.entries {
+		if e.kind == unix.DT_DIR {
+			byName[e.name] = f.subs[len(byName)]
+		}
+	}
+	return func(name string) *folder { return byName[name] }
 }
 
 func readNames(fd int) ([]entry, error) {
@@ -154,6 +167,9 @@ func readNames(fd int) ([]entry, error) {
 					name = name[:i]
 					break
 				}
+			}
+			if d.Type == unix.DT_UNKNOWN {
+				return nil, errNoKinds
 			}
 			if s := string(name); s != "." && s != ".." {
 				out = append(out, entry{name: s, ino: d.Ino, kind: d.Type})

@@ -264,6 +264,12 @@ func TestBarrierGivesUpSafely(t *testing.T) {
 	b = mustBox(t, nil)
 	w = mustWatch(t, k, b)
 	w.BeginTurn()
+	b.turn("/ways", "deep")
+	expect(t, "3,000 directories deep", barrier(w), tree.Files, tree.Files)
+
+	b = mustBox(t, nil)
+	w = mustWatch(t, k, b)
+	w.BeginTurn()
 	b.turn("/ways", "create_unlink")
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()

@@ -233,6 +233,8 @@ W(connect_) { struct sockaddr_in a = {AF_INET, htons(9), {htonl(0x0a010203)}}; c
 W(datagram) { struct sockaddr_in a = {AF_INET, htons(9), {htonl(0x0a010203)}}; sendto(socket(AF_INET, SOCK_DGRAM, 0), "x", 1, 0, (void *)&a, sizeof a); }
 W(datagram6) { struct sockaddr_in6 a = {AF_INET6, htons(9)}; inet_pton(AF_INET6, "2001:db8::1", &a.sin6_addr); sendto(socket(AF_INET6, SOCK_DGRAM, 0), "x", 1, 0, (void *)&a, sizeof a); }
 
+W(deep) { for (int i = 0; i < 3000; i++) { MUST(mkdir("n", 0755)); MUST(chdir("n")); } }
+
 /* ---- as many events as it can: 40,000 files made and deleted, 2,000 processes ---- */
 W(flood) {
 	for (int c = 0; c < 4; c++) if (!fork()) {
@@ -262,7 +264,7 @@ static const struct { const char *name; void (*run)(void); } ways[] = {
 	ROW(fssetxattr), ROW(setflags_dir), ROW(quiet), ROW(reads), ROW(open_rdwr), ROW(open_rdwr_lower), ROW(create_unlink), ROW(mkdtemp_), ROW(lower_temp), ROW(lower_temp_chmod), ROW(tmpfile_gone),
 	ROW(rename_new), ROW(rename_back), ROW(link_unlink), ROW(lock), ROW(failed), ROW(dev_null), ROW(pipes), ROW(memfd), ROW(write_nothing), ROW(private_map), ROW(shared_map_read), ROW(children),
 	ROW(fsyncs), ROW(bound_gone), ROW(big_temp), ROW(netlink_get), ROW(own_limits), ROW(loopback), ROW(shm), ROW(msg), ROW(sem), ROW(mq), ROW(hostname), ROW(domainname), ROW(mount_), ROW(bind_mount),
-	ROW(keyring), ROW(sysctl), ROW(lo_ioctl), ROW(netlink_set), ROW(netlink_write), ROW(limits_of_1), ROW(survivor), ROW(survivor_file), ROW(survivor_mapped), ROW(connect_), ROW(datagram), ROW(datagram6), ROW(costs), ROW(flood),
+	ROW(keyring), ROW(sysctl), ROW(lo_ioctl), ROW(netlink_set), ROW(netlink_write), ROW(limits_of_1), ROW(survivor), ROW(survivor_file), ROW(survivor_mapped), ROW(connect_), ROW(datagram), ROW(datagram6), ROW(costs), ROW(flood), ROW(deep),
 };
 
 static void *idle(void *a) { for (;;) pause(); return 0; }
