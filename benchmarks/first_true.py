@@ -12,7 +12,10 @@ parser.add_argument("--image", required=True)
 parser.add_argument("--long", action="store_true")
 options = parser.parse_args()
 
-with boxwood.connect(os.environ["BOXWOOD_ADDRESS"]) as client, client.create_tree(image=options.image) as tree:
+with (
+    boxwood.connect(os.environ["BOXWOOD_ADDRESS"]) as client,
+    client.create_tree(image=options.image) as tree,
+):
     where = conditions(client)
     node = tree.sandbox.run(["/bin/touch", "/file"], ack="captured").node
     took = []
@@ -22,4 +25,11 @@ with boxwood.connect(os.environ["BOXWOOD_ADDRESS"]) as client, client.create_tre
             children.ready[0].run(["/bin/true"], check=True)
             took.append((time.perf_counter() - start) * 1e3)
     took = took[3:]
-    emit("fork", "empty.first_true_ms.p50", quantile(took, 0.5), "ms", len(took), f"request to the first command's exit, Python client; {where}")
+    emit(
+        "fork",
+        "empty.first_true_ms.p50",
+        quantile(took, 0.5),
+        "ms",
+        len(took),
+        f"request to the first command's exit, Python client; {where}",
+    )

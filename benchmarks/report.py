@@ -28,7 +28,9 @@ class Spawner:
     """posix_spawn, exec and wait of /bin/true, on request."""
 
     def __init__(self, path: str) -> None:
-        self._process = subprocess.Popen([path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        self._process = subprocess.Popen(
+            [path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
 
     def run(self) -> float:
         """One spawn in milliseconds."""

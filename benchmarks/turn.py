@@ -15,7 +15,10 @@ parser.add_argument("--long", action="store_true")
 options = parser.parse_args()
 rounds = 2000 if options.long else 300
 
-with boxwood.connect(os.environ["BOXWOOD_ADDRESS"]) as client, client.create_tree(image=options.image) as tree:
+with (
+    boxwood.connect(os.environ["BOXWOOD_ADDRESS"]) as client,
+    client.create_tree(image=options.image) as tree,
+):
     where = conditions(client)
     spawner = Spawner(options.spawn)
     turns, spawns = [], []
@@ -30,7 +33,14 @@ with boxwood.connect(os.environ["BOXWOOD_ADDRESS"]) as client, client.create_tre
             spawns.append(spawn)
     spawner.close()
     how = f"/bin/true through the Python client, interleaved with a spawn; {where}"
-    emit("turn", "spawn_ms.p50", quantile(spawns, 0.5), "ms", len(spawns), f"posix_spawn, exec and wait of /bin/true from a static C program; {where}")
+    emit(
+        "turn",
+        "spawn_ms.p50",
+        quantile(spawns, 0.5),
+        "ms",
+        len(spawns),
+        f"posix_spawn, exec and wait of /bin/true from a static C program; {where}",
+    )
     emit("turn", "turn_ms.p50", quantile(turns, 0.5), "ms", len(turns), how)
     emit("turn", "turn_ms.p95", quantile(turns, 0.95), "ms", len(turns), how)
     emit("turn", "ratio_to_spawn.p50", quantile(turns, 0.5) / quantile(spawns, 0.5), "ratio", len(turns), how)
@@ -59,4 +69,11 @@ with boxwood.connect(os.environ["BOXWOOD_ADDRESS"]) as client, client.create_tre
         took = time.perf_counter() - start
         if failures:
             raise failures[0]
-    emit("turn", "turn64.per_s", 64 * each / took, "1/s", 64 * each, f"64 sandboxes at once, one Python process with a thread each; {where}")
+    emit(
+        "turn",
+        "turn64.per_s",
+        64 * each / took,
+        "1/s",
+        64 * each,
+        f"64 sandboxes at once, one Python process with a thread each; {where}",
+    )

@@ -37,7 +37,8 @@ def replay(client: boxwood.Client, options: argparse.Namespace) -> boxwood.Tree:
     title("replaying a recorded rollout")
     done = subprocess.run(
         [options.boxwood, "replay", str(RECORDED), "--image", options.image, "--json"],
-        stdout=subprocess.PIPE, text=True,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     if not lines or "tree" not in lines[-1]:
@@ -47,7 +48,9 @@ def replay(client: boxwood.Client, options: argparse.Namespace) -> boxwood.Tree:
         print(f"{turn['step']:4}  {turn['verdict']:8} {turn['command'].splitlines()[0][:80]}")
         if not turn["match"]:
             print(f"      differs: {turn['different']}")
-    assert done.returncode == 0 and summary["matched"] == summary["compared"] == len(turns), "a turn differs from its record"
+    assert done.returncode == 0 and summary["matched"] == summary["compared"] == len(turns), (
+        "a turn differs from its record"
+    )
     assert summary["silent"] * 2 > len(turns), "most turns of this rollout change nothing"
     print(f"{len(turns)} turns as recorded; {summary['silent']} changed nothing and saved nothing")
     return client.tree(summary["tree"])
@@ -87,10 +90,14 @@ def numbers(client: boxwood.Client) -> None:
     silent = turns.count("none")
     kept = [size for size in nodes if size is not None]
     print(f"turns that saved nothing   {silent} of {len(turns)} ({100 * silent / len(turns):.0f} %)")
-    print(f"fork, request to ready     median {statistics.median(forks):.1f} ms, p95 {forks[len(forks) * 95 // 100]:.1f} ms, {len(forks)} children, up to 9 at once")
+    print(
+        f"fork, request to ready     median {statistics.median(forks):.1f} ms, p95 {forks[len(forks) * 95 // 100]:.1f} ms, {len(forks)} children, up to 9 at once"
+    )
     mean = sum(kept) / max(1, len(kept))
-    print(f"bytes kept                 {sum(kept) / 1e6:.2f} MB in {len(kept)} checkpoints of {len(nodes)} nodes;"
-          f" a snapshot of that size for each node would be {mean * len(nodes) / 1e6:.2f} MB")
+    print(
+        f"bytes kept                 {sum(kept) / 1e6:.2f} MB in {len(kept)} checkpoints of {len(nodes)} nodes;"
+        f" a snapshot of that size for each node would be {mean * len(nodes) / 1e6:.2f} MB"
+    )
     assert silent > 0 and forks and len(kept) < len(nodes)
 
 
@@ -107,7 +114,9 @@ def write_out(options: argparse.Namespace, trees: dict[str, boxwood.Tree]) -> No
 
     for table in ("turns", "nodes", "forks", "captures"):
         arrow = pa.ipc.open_file(str(out / f"{table}.arrow")).read_all()
-        assert arrow.num_rows > 0 and pq.read_table(out / f"{table}.parquet").num_rows == arrow.num_rows, table
+        assert arrow.num_rows > 0 and pq.read_table(out / f"{table}.parquet").num_rows == arrow.num_rows, (
+            table
+        )
     for name, tree in trees.items():
         picture = out / f"{name}.svg"
         cli(options, "tree", "show", tree.id, "--svg", str(picture))

@@ -65,8 +65,11 @@ got = con.execute(
 ).fetchall()
 assert got[0][:4] == ("files", 5000, 5000 * 2_000_000, 0), got
 assert got[0][4].astimezone(datetime.timezone.utc).replace(microsecond=0) == datetime.datetime(
-    2026, 1, 2, 3, 4, 5, tzinfo=datetime.timezone.utc), got
-assert con.execute("select count(*) from turns where turn_verdict = 'none' and exit_code = 2").fetchone() == (1666,)
+    2026, 1, 2, 3, 4, 5, tzinfo=datetime.timezone.utc
+), got
+assert con.execute("select count(*) from turns where turn_verdict = 'none' and exit_code = 2").fetchone() == (
+    1666,
+)
 
 # Parquet keeps units, descriptions and what a null means.
 schema = pq.read_schema(of("captures", ".parquet"))
