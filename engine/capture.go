@@ -22,8 +22,7 @@ const captureLimit = time.Minute
 func (e *Engine) submitCapture(s *sandbox, b *body, n *tree.Node) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	var job *sched.Job
-	job = e.captures.Submit(sched.Shadow, func(ctx context.Context, queued time.Duration) error {
+	job := e.captures.Submit(sched.Shadow, func(ctx context.Context, queued time.Duration) error {
 		defer func() {
 			e.mu.Lock()
 			delete(e.pending, n.ID)

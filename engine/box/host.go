@@ -257,7 +257,10 @@ func (h *Host) Close() error {
 	h.spawning.Lock()
 	defer h.spawning.Unlock()
 	h.nursery.close()
-	return nil
+	if left, err := h.root.Names(); err != nil || len(left) > 0 {
+		return err // boxes that live on
+	}
+	return h.root.Remove()
 }
 
 // Sweep kills and removes what a former daemon left and nobody has adopted; it

@@ -20,7 +20,7 @@ func listenMode(path string, mode os.FileMode) (net.Listener, error) {
 		return nil, err
 	}
 	l.SetUnlinkOnClose(false)
-	if err := os.Chmod(inner, mode); err == nil {
+	if err = os.Chmod(inner, mode); err == nil {
 		err = os.Rename(inner, path)
 	}
 	if err != nil {

@@ -87,8 +87,9 @@ const (
 type qgroupLimit struct{ flags, maxRfer, maxExcl, rsvRfer, rsvExcl uint64 }
 
 type qgroupInherit struct {
-	flags, numQgroups, numRefCopies, numExclCopies uint64
-	lim                                            qgroupLimit
+	flags uint64
+	_     [3]uint64 // counts of groups and of references to copy: none
+	lim   qgroupLimit
 }
 
 type qgroupLimitArgs struct {
