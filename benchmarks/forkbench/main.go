@@ -100,10 +100,12 @@ func (b *bench) run(ctx context.Context) {
 	b.emit("empty.n64_total_ms", quantile(whole, .5), "ms", len(whole), "one request for 64 children, median until the last is ready")
 
 	b.sustained(ctx, node, info.ZygotesReady)
-	b.grow(ctx, made.Tree.Id, node, 2000)
+	b.grow(ctx, node, 2000)
+	b.settle(ctx, info.ZygotesReady)
 	later, again := b.interleaved(ctx, node, b.scale(60, 1000), info.ZygotesReady)
 	b.emit("empty.at_2000_ratio", quantile(later, .5)/quantile(again, .5)/(quantile(ready, .5)/quantile(spawns, .5)), "ratio", len(later),
-		"ready_ms over spawn_ms with 2,000 captured nodes of the image, by the same without")
+		fmt.Sprintf("ready_ms over spawn_ms with 2,000 captured nodes of the image (%.2f / %.2f ms), by the same without (%.2f / %.2f ms)",
+			quantile(later, .5), quantile(again, .5), quantile(ready, .5), quantile(spawns, .5)))
 	snapshots := b.column(ctx, "captures", "snapshot_ns")
 	b.emit("snapshot_ms.p50", quantile(snapshots, .5), "ms", len(snapshots), "the snapshot inside the freeze, of the captures of this run")
 }
@@ -128,9 +130,13 @@ func (b *bench) interleaved(ctx context.Context, node string, n int, zygotes int
 func (b *bench) sustained(ctx context.Context, node string, zygotes int64) {
 	rounds := b.scale(4, 20)
 	const baseline = 300
-	idle := cpuBusy()
-	b.spawn.run(baseline)
-	perSpawn := float64(cpuBusy()-idle) / baseline
+	// Before and after: neighbours' load is in all three figures.
+	spawns := func() float64 {
+		from := cpuBusy()
+		b.spawn.run(baseline)
+		return float64(cpuBusy()-from) / baseline
+	}
+	perSpawn := spawns()
 
 	before, start := cpuBusy(), time.Now()
 	for range rounds {
@@ -149,28 +155,32 @@ func (b *bench) sustained(ctx context.Context, node string, zygotes int64) {
 		b.release(ctx, children...)
 	}
 	b.settle(ctx, zygotes)
-	took, forks := time.Since(start), 64*rounds
+	took, forks, used := time.Since(start), 64*rounds, cpuBusy()-before
+	perSpawn = (perSpawn + spawns()) / 2
 	how := "64 forks, one true each, release, until every mount, namespace and subvolume is gone and the zygotes are back"
 	b.emit("empty.sustained_forks_per_s", float64(forks)/took.Seconds(), "1/s", forks, how)
-	b.emit("empty.cpu_spawns_per_fork", float64(cpuBusy()-before)/float64(forks)/perSpawn, "spawns", forks,
+	b.emit("empty.cpu_spawns_per_fork", float64(used)/float64(forks)/perSpawn, "spawns", forks,
 		how+"; all CPU time of the machine but idle, from /proc/stat, by the same of a spawn")
 }
 
-// grow makes n nodes that each have a checkpoint, below node.
-func (b *bench) grow(ctx context.Context, tree, node string, n int) {
+// grow makes n nodes below node, and returns when each has its checkpoint.
+func (b *bench) grow(ctx context.Context, node string, n int) {
 	const walkers = 8
 	children := b.fork(ctx, node, walkers)
+	last := make([]string, walkers) // the next turn waits for a capture, so these are the ones left
 	var wg sync.WaitGroup
 	for w, child := range children {
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
 			for i := range n / walkers {
-				b.turn(ctx, child, "/bin/touch", fmt.Sprintf("/grown%d-%d", w, i))
+				last[w] = b.turn(ctx, child, "/bin/touch", fmt.Sprintf("/grown%d-%d", w, i)).Id
 			}
 		}()
 	}
 	wg.Wait()
+	_, err := b.client.WaitCaptured(ctx, &pb.WaitCapturedRequest{NodeIds: last})
+	must(err)
 	b.release(ctx, children...)
 }
 
