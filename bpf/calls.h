@@ -9,6 +9,7 @@
 enum nr {
 	NR_open = 2,
 	NR_ioctl = 16,
+	NR_madvise = 28,
 	NR_shmctl = 31,
 	NR_connect = 42,
 	NR_sendto = 44,
@@ -28,6 +29,7 @@ enum nr {
 	NR_move_mount = 429,
 };
 
+#define MADV_REMOVE 9
 #define AF_UNSPEC 0
 #define AF_UNIX 1
 #define AF_INET 2
@@ -217,9 +219,16 @@ static __always_inline void special(struct box *b, struct task_struct *t, struct
 	case NR_sendmmsg:
 		sent(b, t, r, nr);
 		return;
-	}
-	if (ret < 0)
+	case NR_madvise: /* punches a hole into a mapped file, maybe before it fails */
+		if (r->dx == MADV_REMOVE)
+			mark(b, F_META);
 		return;
+	}
+	if (ret < 0) {
+		if (nr == NR_ioctl && half_done(ret))
+			mark(b, F_META);
+		return;
+	}
 	switch (nr) {
 	case NR_ioctl:
 		controlled(b, t, r);

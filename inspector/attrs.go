@@ -101,8 +101,8 @@ func beneath(top, path string, flags int) (int, error) {
 // same says that an inode found under path in two trees is the same to every
 // program in the sandbox, although its time of change has moved: it was renamed and
 // renamed back, linked and unlinked, or changed and changed back. Times of
-// directories are left out: they move with entries that are gone again. What can't
-// be read is different. Content is compared up to limit bytes, taken off it.
+// directories are left out, unless they were set by hand: they move with entries
+// that are gone again. What can't be read is different. Content is compared up to limit bytes, taken off it.
 func same(top1, top2, path string, was, is attrs, limit *int64) bool {
 	if was.mode != is.mode || was.uid != is.uid || was.gid != is.gid || was.rdev != is.rdev {
 		return false
@@ -110,6 +110,8 @@ func same(top1, top2, path string, was, is attrs, limit *int64) bool {
 	flags := unix.O_RDONLY
 	dir := is.mode&unix.S_IFMT == unix.S_IFDIR
 	switch {
+	case dir && was.mtime != is.mtime && is.mtime != is.ctime:
+		return false // set by hand: an entry that comes or goes sets both to now
 	case dir:
 		flags |= unix.O_DIRECTORY
 	case is.mode&unix.S_IFMT != unix.S_IFREG || was.size != is.size || was.mtime != is.mtime || was.nlink != is.nlink:

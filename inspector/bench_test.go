@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/boxwood-rl/boxwood/tree"
 )
@@ -36,15 +38,21 @@ func benchBarrier(b *testing.B, files int, script string, want tree.Verdict) {
 	box.turn("/bin/sh", "-c", "touch t; rm t") // the base is listed once for all
 	barrier(w)
 	b.ResetTimer()
+	var took []time.Duration
 	for b.Loop() {
 		b.StopTimer()
 		w.BeginTurn()
 		box.turn("/bin/sh", "-c", script)
 		b.StartTimer()
-		if r := barrier(w); r.Verdict != want {
+		r := barrier(w)
+		if r.Verdict != want {
 			b.Fatalf("verdict %d: %q", r.Verdict, r.Reasons)
 		}
+		took = append(took, r.Barrier)
 	}
+	slices.Sort(took)
+	b.ReportMetric(took[len(took)/2].Seconds()*1e3, "p50_ms")
+	b.ReportMetric(took[len(took)*95/100].Seconds()*1e3, "p95_ms")
 }
 
 func BenchmarkBarrier(b *testing.B) {

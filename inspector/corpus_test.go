@@ -29,6 +29,9 @@ var (
 func digest(t *testing.T, b *box) string {
 	t.Helper()
 	h := sha256.New()
+	var top unix.Stat_t
+	b.must(unix.Stat(b.root, &top))
+	fmt.Fprintln(h, top.Mode, top.Uid, top.Gid)
 	for _, top := range []string{"w", "lw"} {
 		root := filepath.Join(b.root, top)
 		err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -53,11 +56,15 @@ func digest(t *testing.T, b *box) string {
 					return err
 				}
 				fmt.Fprintf(h, " %x", sha256.Sum256(data))
-				if f, err := os.Open(path); err == nil {
-					chattr, _ := unix.IoctlGetInt(int(f.Fd()), unix.FS_IOC_GETFLAGS)
-					fmt.Fprintf(h, " %x", chattr&0xff)
-					f.Close()
+			}
+			if d.Type().IsRegular() || d.IsDir() {
+				f, err := os.Open(path)
+				if err != nil {
+					return err
 				}
+				chattr, _ := unix.IoctlGetInt(int(f.Fd()), unix.FS_IOC_GETFLAGS)
+				fmt.Fprintf(h, " %x", chattr&0xff)
+				f.Close()
 			}
 			names := make([]byte, 4096)
 			n, _ := unix.Llistxattr(path, names)

@@ -39,7 +39,7 @@ func (w *watch) judgeFiles(ctx context.Context, epoch, fresh signs, all, turn *f
 	w.judgeOld(all, turn)
 	if fresh&(sawNames|sawMeta|sawNewMeta) != 0 || w.stale {
 		was := w.files
-		if err := w.compare(ctx, epoch, turn); err != nil {
+		if err := w.compare(ctx, epoch, all.files); err != nil {
 			w.stale = true
 			w.files = was
 			all.file("the files can't be compared: " + err.Error())
@@ -93,8 +93,13 @@ func (w *watch) judgeOld(all, turn *finding) {
 	}
 }
 
-// compare lists upper and finds what differs from the base.
-func (w *watch) compare(ctx context.Context, epoch signs, turn *finding) error {
+// fewNames is how large a sandbox may be so that attributes are compared for the
+// report alone: 2,000 take about 2 ms.
+const fewNames = 2000
+
+// compare lists upper and finds what differs from the base. decided: the files have
+// changed for certain, whatever it finds.
+func (w *watch) compare(ctx context.Context, epoch signs, decided bool) error {
 	base, err := w.base.list(ctx, w.k.opts.MaxEntries)
 	if err != nil {
 		return err
@@ -111,7 +116,8 @@ func (w *watch) compare(ctx context.Context, epoch signs, turn *finding) error {
 	}
 	w.seen, w.seenAt = live, at
 	w.files = comparison{names: w.namesThatDiffer(compare(base, live), epoch)}
-	if epoch&sawMeta != 0 {
+	decided = decided || len(w.files.names) > 0
+	if epoch&sawMeta != 0 && (!decided || w.k.opts.MaxEntries-l.left <= fewNames) {
 		return w.compareAttrs(ctx, base, live)
 	}
 	return nil

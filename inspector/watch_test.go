@@ -3,6 +3,7 @@ package inspector
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/tree"
 )
 
@@ -383,4 +385,53 @@ func TestFloodHidesNothing(t *testing.T) {
 	r := barrier(w1)
 	expect(t, "the flood", r, tree.None, tree.None)
 	t.Logf("%d turns beside the flood, %d events lost", turns, k.LostEvents())
+}
+
+// In a large sandbox a metadata change isn't looked for while a new file decides
+// anyway; when that file goes again, it must be.
+func TestMetadataIsLookedForOnceItDecides(t *testing.T) {
+	k := mustKernel(t, Options{})
+	b := mustBox(t, func(upper string) {
+		for i := range fewNames + 1 {
+			if err := os.WriteFile(fmt.Sprintf("%s/w/d/%d", upper, i), nil, 0o644); err != nil {
+				panic(err)
+			}
+		}
+	})
+	w := mustWatch(t, k, b)
+	w.BeginTurn()
+	b.turn("/ways", "create", "chmod_")
+	expect(t, "a new file and a mode", barrier(w), tree.Files, tree.Files)
+	w.BeginTurn()
+	b.turn("/bin/rm", "new")
+	expect(t, "the mode alone", barrier(w), tree.Files, tree.Files)
+}
+
+// A group on another level would never be seen, so it is refused; so is one that
+// isn't there.
+func TestGroupsThatCantBeSeenAreRefused(t *testing.T) {
+	k := mustKernel(t, Options{})
+	b := mustBox(t, nil)
+	mustWatch(t, k, b)
+	var st unix.Stat_t
+	b.must(unix.Stat(filepath.Dir(b.cgroup), &st))
+	other := b.subject
+	other.Cgroup = st.Ino
+	if _, err := k.Watch(other); !fault.Is(err, fault.Invalid) {
+		t.Errorf("a group above: %v", err)
+	}
+	other.Cgroup = 1 << 60
+	if _, err := k.Watch(other); !fault.Is(err, fault.Invalid) {
+		t.Errorf("no such group: %v", err)
+	}
+	if _, err := k.Watch(b.subject); err == nil {
+		t.Error("the same group twice")
+	}
+}
+
+func TestThisHostIsSupported(t *testing.T) {
+	mustHost(t)
+	if err := Supported(); err != nil {
+		t.Fatal(err)
+	}
 }

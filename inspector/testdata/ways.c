@@ -79,6 +79,9 @@ W(o_direct) { void *b; if (posix_memalign(&b, 4096, 4096)) exit(1); memset(b, 'q
 W(mmap_store) { char *p = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, rw("old"), 0); p[7]++; }
 W(mmap_after_close) { int fd = rw("old"); char *p = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0); close(fd); p[7]++; }
 W(mmap_mprotect) { int fd = rw("old"); char *p = mmap(0, 4096, PROT_READ, MAP_SHARED, fd, 0); close(fd); MUST(mprotect(p, 4096, PROT_READ | PROT_WRITE)); p[7]++; MUST(munmap(p, 4096)); }
+W(madv_remove) { char *p = mmap(0, 1 << 20, PROT_READ | PROT_WRITE, MAP_SHARED, rw("big"), 0); MUST(madvise(p, 65536, MADV_REMOVE)); }
+W(madv_remove_half) { char *p = mmap(0, 1 << 20, PROT_READ | PROT_WRITE, MAP_SHARED, rw("big"), 0); munmap(p + 65536, 4096); if (madvise(p, 1 << 20, MADV_REMOVE) != -1) exit(1); }
+W(read_into_map) { char *p = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, rw("old"), 0); MUST(read(rw("other"), p, 100)); }
 W(io_submit_) {
 	aio_context_t c = 0; MUST(syscall(SYS_io_setup, 1, &c));
 	struct iocb io = {.aio_fildes = rw("old"), .aio_lio_opcode = IOCB_CMD_PWRITE, .aio_buf = (long)"hello", .aio_nbytes = 5}, *l = &io;
@@ -154,6 +157,7 @@ W(chown_) { MUST(chown("old", 5, 5)); }
 W(lchown_) { MUST(lchown("old", 5, 5)); }
 W(fchown_) { MUST(fchown(rw("old"), 5, 5)); }
 W(utimensat_) { struct timespec t[2] = {{1, 0}, {1, 0}}; MUST(utimensat(AT_FDCWD, "old", t, 0)); }
+W(utimensat_dir) { struct timespec t[2] = {{1, 0}, {1, 0}}; MUST(utimensat(AT_FDCWD, "d", t, 0)); }
 W(futimens_) { struct timespec t[2] = {{1, 0}, {1, 0}}; MUST(futimens(rw("old"), t)); }
 W(utimes_) { struct timeval t[2] = {{1, 0}, {1, 0}}; MUST(syscall(SYS_utimes, "old", t)); }
 W(utime_) { struct utimbuf t = {1, 1}; MUST(syscall(SYS_utime, "old", &t)); }
@@ -255,12 +259,12 @@ W(costs) { int n = rw("/dev/null"), fd = rw("old"); MUST(pwrite(fd, "x", 1, 0));
 static const struct { const char *name; void (*run)(void); } ways[] = {
 	ROW(write_), ROW(pwrite_), ROW(writev_), ROW(pwritev_), ROW(pwritev2_), ROW(append), ROW(write_same), ROW(write_many), ROW(sendfile_), ROW(splice_), ROW(tee_splice),
 	ROW(copy_file_range_), ROW(ficlone), ROW(ficlonerange), ROW(fallocate_), ROW(fallocate_keep), ROW(punch), ROW(zero_range), ROW(truncate_), ROW(truncate_grow), ROW(ftruncate_),
-	ROW(ftruncate_restore), ROW(o_trunc), ROW(o_trunc_empty), ROW(creat_), ROW(openat2_trunc), ROW(o_direct), ROW(mmap_store), ROW(mmap_after_close), ROW(mmap_mprotect), ROW(io_submit_),
+	ROW(ftruncate_restore), ROW(o_trunc), ROW(o_trunc_empty), ROW(creat_), ROW(openat2_trunc), ROW(o_direct), ROW(mmap_store), ROW(mmap_after_close), ROW(mmap_mprotect), ROW(madv_remove), ROW(madv_remove_half), ROW(read_into_map), ROW(io_submit_),
 	ROW(io_uring_), ROW(int80), ROW(core), ROW(inherited), ROW(stdout_), ROW(proc_self_fd), ROW(passed), ROW(double_fork), ROW(unshared), ROW(memfd_exec), ROW(race_write), ROW(race_fchmod),
 	ROW(create), ROW(tmpfile_link), ROW(rename_), ROW(rename_over), ROW(rename_dir), ROW(rename_into), ROW(exchange), ROW(link_), ROW(symlink_), ROW(mkfifo_), ROW(mknod_), ROW(bind_),
 	ROW(mkdir_), ROW(rmdir_), ROW(unlink_), ROW(unlink_write), ROW(replace_same), ROW(lower_unlink), ROW(lower_write), ROW(lower_chmod), ROW(lower_chmod_dir), ROW(lower_fchmod_dir),
 	ROW(lower_truncate), ROW(lower_create), ROW(long_name), ROW(chmod_), ROW(fchmod_), ROW(fchmodat2_), ROW(chmod_root), ROW(chmod_dir), ROW(fchmod_dir), ROW(chown_), ROW(lchown_), ROW(fchown_),
-	ROW(utimensat_), ROW(futimens_), ROW(utimes_), ROW(utime_), ROW(touch), ROW(setxattr_), ROW(lsetxattr_), ROW(fsetxattr_), ROW(setxattr_dir), ROW(removexattr_), ROW(fremovexattr_), ROW(setflags),
+	ROW(utimensat_), ROW(utimensat_dir), ROW(futimens_), ROW(utimes_), ROW(utime_), ROW(touch), ROW(setxattr_), ROW(lsetxattr_), ROW(fsetxattr_), ROW(setxattr_dir), ROW(removexattr_), ROW(fremovexattr_), ROW(setflags),
 	ROW(fssetxattr), ROW(setflags_dir), ROW(quiet), ROW(reads), ROW(open_rdwr), ROW(open_rdwr_lower), ROW(create_unlink), ROW(mkdtemp_), ROW(lower_temp), ROW(lower_temp_chmod), ROW(tmpfile_gone),
 	ROW(rename_new), ROW(rename_back), ROW(link_unlink), ROW(lock), ROW(failed), ROW(dev_null), ROW(pipes), ROW(memfd), ROW(write_nothing), ROW(private_map), ROW(shared_map_read), ROW(children),
 	ROW(fsyncs), ROW(bound_gone), ROW(big_temp), ROW(netlink_get), ROW(own_limits), ROW(loopback), ROW(shm), ROW(msg), ROW(sem), ROW(mq), ROW(hostname), ROW(domainname), ROW(mount_), ROW(bind_mount),
