@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/boxwood-rl/boxwood/engine/image"
@@ -45,6 +46,18 @@ func (e *Engine) ImportImage(ctx context.Context, path, name string, progress fu
 	return r, nil
 }
 
+// findImage finds an image by digest or name; a name without a tag means ":latest"
+// if it isn't there as it stands.
+func findImage(v interface {
+	Image(ref string) (*tree.Image, error)
+}, ref string) (*tree.Image, error) {
+	image, err := v.Image(ref)
+	if fault.Is(err, fault.NotFound) && !strings.Contains(ref, ":") {
+		return v.Image(ref + ":latest")
+	}
+	return image, err
+}
+
 func union(a, b []string) []string {
 	seen := map[string]bool{}
 	var out []string
@@ -65,7 +78,7 @@ func (e *Engine) RemoveImage(ctx context.Context, ref string) (freed int64, err 
 	var gone *tree.Image
 	shared := map[ids.Layer]bool{}
 	_, err = e.Store.Update(ctx, func(tx *tree.Tx) error {
-		if gone, err = tx.Image(ref); err != nil {
+		if gone, err = findImage(tx, ref); err != nil {
 			return err
 		}
 		for other := range tx.Images() {

@@ -1,6 +1,8 @@
 package engine
 
 import (
+	"archive/tar"
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -8,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"path"
 	"time"
 
 	"golang.org/x/sync/singleflight"
@@ -122,7 +125,7 @@ func (e *Engine) start(ctx context.Context, s Start) (*tree.Checkpoint, *tree.Im
 		return nil, nil, fault.New(fault.Invalid, "bad_start", "a tree starts from an image or from a node, and one of them must be named")
 	}
 	if s.Image != "" {
-		image, err := v.Image(s.Image)
+		image, err := findImage(v, s.Image)
 		if fault.Is(err, fault.NotFound) {
 			return nil, nil, fault.New(fault.NotFound, "no_image", "no image %q", s.Image).
 				WithHint("`boxwood image list` shows what is there; `boxwood image import` brings more")
@@ -299,11 +302,29 @@ func (e *Engine) runStep(ctx context.Context, box ids.Sandbox, step SetupStep) (
 	if mode == 0 {
 		mode = 0o644
 	}
-	r, err := e.WriteFile(ctx, box, "", step.Path, step.Content, mode, false, nil)
+	archive, err := oneFile(path.Base(step.Path), step.Content, mode)
+	if err != nil {
+		return TurnResult{}, err
+	}
+	// Unpacking makes the folders that are missing.
+	r, _, err := e.Upload(ctx, box, "", path.Dir(step.Path), archive, func(*tree.Tx, TurnResult, Unpacked) error { return nil })
 	if err != nil {
 		return TurnResult{}, err
 	}
 	return *r, nil
+}
+
+func oneFile(name string, content []byte, mode uint32) (*bytes.Buffer, error) {
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	err := w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: int64(mode), Size: int64(len(content)), ModTime: time.Now()})
+	if err == nil {
+		_, err = w.Write(content)
+	}
+	if err == nil {
+		err = w.Close()
+	}
+	return &b, err
 }
 
 func ending(n *tree.Node) string {

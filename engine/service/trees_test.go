@@ -23,7 +23,7 @@ func TestSetupRunsOnce(t *testing.T) {
 		Start: &boxwoodv1.CreateTreeRequest_Image{Image: "mini"},
 		Setup: []*boxwoodv1.SetupStep{
 			{Step: &boxwoodv1.SetupStep_Command{Command: "mkdir -p /work && head -c 16 /dev/urandom | od -An -tx1 > /work/once"}},
-			{Step: &boxwoodv1.SetupStep_File{File: &boxwoodv1.FileToWrite{Path: "/work/script", Content: []byte("#!/bin/sh\necho hi\n"), Mode: 0o755}}},
+			{Step: &boxwoodv1.SetupStep_File{File: &boxwoodv1.FileToWrite{Path: "/work/bin/deep/script", Content: []byte("#!/bin/sh\necho hi\n"), Mode: 0o755}}},
 		},
 		Defaults:    &boxwoodv1.Defaults{Cwd: "/work", Env: map[string]string{"WHO": "trainer"}},
 		WithSandbox: true,
@@ -47,7 +47,7 @@ func TestSetupRunsOnce(t *testing.T) {
 		t.Fatal("two trees of one set-up must share its checkpoint")
 	}
 	read := func(r *boxwoodv1.CreateTreeResponse) string {
-		return d.ok(t, r.GetSandbox().GetId(), "cat once; ./script; echo $WHO; pwd")
+		return d.ok(t, r.GetSandbox().GetId(), "cat once; ./bin/deep/script; echo $WHO; pwd")
 	}
 	if a, b := read(first), read(second); a != b || !strings.HasSuffix(a, "hi\ntrainer\n/work\n") {
 		t.Fatalf("two trees of one set-up see %q and %q", a, b)
