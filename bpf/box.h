@@ -19,6 +19,7 @@ enum flag {
 	F_URING = 1 << 10,   /* io_uring or kernel AIO */
 	F_NEWMETA = 1 << 11, /* an inode made in this epoch changed by more than content */
 	F_MOUNT = 1 << 12,   /* with F_OBJECT: a file system was mounted */
+	F_TIMES = 1 << 13,   /* with F_META, F_OLD or F_NEWMETA: times were set by a call */
 };
 
 /* Classes of calls; inspector/calls.go assigns them. */

@@ -65,6 +65,8 @@ int BPF_PROG(sys_exit, struct pt_regs *r, long ret)
 		mark(b, F_META);
 	if (ret < 0)
 		return 0;
+	if (nr == NR_utimensat || nr == NR_utimes || nr == NR_utime || nr == NR_futimesat)
+		mark(b, F_TIMES);
 	if (c & C_OBJECT)
 		mark_call(b, nr == NR_mount || nr == NR_move_mount ? F_OBJECT | F_MOUNT : F_OBJECT, nr);
 	if (c & C_REACH)

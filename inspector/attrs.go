@@ -101,17 +101,17 @@ func beneath(top, path string, flags int) (int, error) {
 // same says that an inode found under path in two trees is the same to every
 // program in the sandbox, although its time of change has moved: it was renamed and
 // renamed back, linked and unlinked, or changed and changed back. Times of
-// directories are left out, unless they were set by hand: they move with entries
+// directories are left out, unless a call set them (times): they move with entries
 // that are gone again. What can't be read is different. Content is compared up to limit bytes, taken off it.
-func same(top1, top2, path string, was, is attrs, limit *int64) bool {
+func same(top1, top2, path string, was, is attrs, times bool, limit *int64) bool {
 	if was.mode != is.mode || was.uid != is.uid || was.gid != is.gid || was.rdev != is.rdev {
 		return false
 	}
 	flags := unix.O_RDONLY
 	dir := is.mode&unix.S_IFMT == unix.S_IFDIR
 	switch {
-	case dir && was.mtime != is.mtime && is.mtime != is.ctime:
-		return false // set by hand: an entry that comes or goes sets both to now
+	case dir && times && setByHand(was, is):
+		return false
 	case dir:
 		flags |= unix.O_DIRECTORY
 	case is.mode&unix.S_IFMT != unix.S_IFREG || was.size != is.size || was.mtime != is.mtime || was.nlink != is.nlink:
@@ -129,6 +129,11 @@ func same(top1, top2, path string, was, is attrs, limit *int64) bool {
 	defer unix.Close(b)
 	return sameMetadata(a, b) && (dir || sameContent(a, b, limit))
 }
+
+// setByHand says that a directory's time may have been set to something else than
+// now: an entry that comes or goes moves the time of change with it. Overlayfs does
+// so too when it copies, so it is asked only if a call set times.
+func setByHand(was, is attrs) bool { return was.mtime != is.mtime && is.mtime != is.ctime }
 
 func sameMetadata(a, b int) bool {
 	var s, t unix.Stat_t
@@ -193,7 +198,7 @@ func xattrs(fd int) (map[string]string, error) {
 // layer below shows anyway: it was copied up, for a change that came to nothing.
 // lower is the image's layers, lowest first. Files are compared up to limit bytes,
 // which are taken off it.
-func sameAsBelow(lower []string, upper, path string, dir bool, limit *int64) bool {
+func sameAsBelow(lower []string, upper, path string, dir, times bool, limit *int64) bool {
 	flags := unix.O_RDONLY
 	if dir {
 		flags |= unix.O_DIRECTORY
@@ -214,7 +219,14 @@ func sameAsBelow(lower []string, upper, path string, dir bool, limit *int64) boo
 		defer unix.Close(above)
 		// Only overlayfs writes the mark of a copy, so a file that a program has made
 		// again, just as it lay in a layer that is hidden, isn't taken for one.
-		return marksOf(above) == copiedUp && sameMetadata(below, above) && (dir || sameContent(below, above, limit))
+		if marksOf(above) != copiedUp || !sameMetadata(below, above) {
+			return false
+		}
+		if dir {
+			var was, is unix.Stat_t
+			return unix.Fstat(below, &was) == nil && unix.Fstat(above, &is) == nil && !(times && setByHand(attrsOf(&was), attrsOf(&is)))
+		}
+		return sameContent(below, above, limit)
 	}
 	return false
 }

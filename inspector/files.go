@@ -37,7 +37,7 @@ func (w *watch) judgeFiles(ctx context.Context, epoch, fresh signs, all, turn *f
 		return
 	}
 	w.judgeOld(all, turn)
-	if fresh&(sawNames|sawMeta|sawNewMeta) != 0 || w.stale {
+	if fresh&(sawNames|sawMeta|sawNewMeta|sawTimes) != 0 || w.stale {
 		was := w.files
 		if err := w.compare(ctx, epoch, all.files); err != nil {
 			w.stale = true
@@ -118,7 +118,7 @@ func (w *watch) compare(ctx context.Context, epoch signs, decided bool) error {
 	w.files = comparison{names: w.namesThatDiffer(compare(base, live), epoch)}
 	decided = decided || len(w.files.names) > 0
 	if epoch&sawMeta != 0 && (!decided || w.k.opts.MaxEntries-l.left <= fewNames) {
-		return w.compareAttrs(ctx, base, live)
+		return w.compareAttrs(ctx, base, live, epoch&sawTimes != 0)
 	}
 	return nil
 }
@@ -157,7 +157,7 @@ func (w *watch) namesThatDiffer(d difference, epoch signs) []tree.Effect {
 // of that directory behind.
 func (w *watch) onlyCopiedUp(p place, epoch signs, limit *int64) bool {
 	if p.dir == nil {
-		return p.kind == unix.DT_REG && sameAsBelow(w.subject.Lower, w.subject.Upper, p.path, false, limit)
+		return p.kind == unix.DT_REG && sameAsBelow(w.subject.Lower, w.subject.Upper, p.path, false, false, limit)
 	}
 	if p.dir.marks != copiedUp {
 		return false
@@ -165,13 +165,13 @@ func (w *watch) onlyCopiedUp(p place, epoch signs, limit *int64) bool {
 	if epoch&(sawMeta|sawNewMeta) == 0 {
 		return true
 	}
-	return sameAsBelow(w.subject.Lower, w.subject.Upper, p.path, true, limit)
+	return sameAsBelow(w.subject.Lower, w.subject.Upper, p.path, true, epoch&sawTimes != 0, limit)
 }
 
 // compareAttrs finds inodes of the base that changed in any way. An inode whose
 // time of change is the base's hasn't, unless that time is too near to the epoch's
 // beginning to tell.
-func (w *watch) compareAttrs(ctx context.Context, base, live *folder) error {
+func (w *watch) compareAttrs(ctx context.Context, base, live *folder, times bool) error {
 	old, err := w.base.inodes(ctx, base)
 	if err != nil {
 		return err
@@ -184,7 +184,7 @@ func (w *watch) compareAttrs(ctx context.Context, base, live *folder) error {
 			return
 		}
 		path := dir + "/" + name
-		if same(w.base.path, w.subject.Upper, path, was, is, &limit) {
+		if same(w.base.path, w.subject.Upper, path, was, is, times, &limit) {
 			return
 		}
 		kind := tree.FileMetadata

@@ -20,6 +20,7 @@ const (
 	sawURing
 	sawNewMeta
 	sawMount
+	sawTimes
 )
 
 const (

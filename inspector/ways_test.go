@@ -97,6 +97,7 @@ var ways = []struct {
 	{"fchown_", tree.Files, "/w/old"},
 	{"utimensat_", tree.Files, "/w/old"},
 	{"utimensat_dir", tree.Files, "/w/d"},
+	{"lower_utimensat_dir", tree.Files, "/lw/tmp"},
 	{"futimens_", tree.Files, "/w/old"},
 	{"utimes_", tree.Files, "/w/old"},
 	{"utime_", tree.Files, "/w/old"},

@@ -158,6 +158,7 @@ W(lchown_) { MUST(lchown("old", 5, 5)); }
 W(fchown_) { MUST(fchown(rw("old"), 5, 5)); }
 W(utimensat_) { struct timespec t[2] = {{1, 0}, {1, 0}}; MUST(utimensat(AT_FDCWD, "old", t, 0)); }
 W(utimensat_dir) { struct timespec t[2] = {{1, 0}, {1, 0}}; MUST(utimensat(AT_FDCWD, "d", t, 0)); }
+W(lower_utimensat_dir) { struct timespec t[2] = {{1, 0}, {1, 0}}; MUST(utimensat(AT_FDCWD, "/lw/tmp", t, 0)); }
 W(futimens_) { struct timespec t[2] = {{1, 0}, {1, 0}}; MUST(futimens(rw("old"), t)); }
 W(utimes_) { struct timeval t[2] = {{1, 0}, {1, 0}}; MUST(syscall(SYS_utimes, "old", t)); }
 W(utime_) { struct utimbuf t = {1, 1}; MUST(syscall(SYS_utime, "old", &t)); }
@@ -264,7 +265,7 @@ static const struct { const char *name; void (*run)(void); } ways[] = {
 	ROW(create), ROW(tmpfile_link), ROW(rename_), ROW(rename_over), ROW(rename_dir), ROW(rename_into), ROW(exchange), ROW(link_), ROW(symlink_), ROW(mkfifo_), ROW(mknod_), ROW(bind_),
 	ROW(mkdir_), ROW(rmdir_), ROW(unlink_), ROW(unlink_write), ROW(replace_same), ROW(lower_unlink), ROW(lower_write), ROW(lower_chmod), ROW(lower_chmod_dir), ROW(lower_fchmod_dir),
 	ROW(lower_truncate), ROW(lower_create), ROW(long_name), ROW(chmod_), ROW(fchmod_), ROW(fchmodat2_), ROW(chmod_root), ROW(chmod_dir), ROW(fchmod_dir), ROW(chown_), ROW(lchown_), ROW(fchown_),
-	ROW(utimensat_), ROW(utimensat_dir), ROW(futimens_), ROW(utimes_), ROW(utime_), ROW(touch), ROW(setxattr_), ROW(lsetxattr_), ROW(fsetxattr_), ROW(setxattr_dir), ROW(removexattr_), ROW(fremovexattr_), ROW(setflags),
+	ROW(utimensat_), ROW(utimensat_dir), ROW(lower_utimensat_dir), ROW(futimens_), ROW(utimes_), ROW(utime_), ROW(touch), ROW(setxattr_), ROW(lsetxattr_), ROW(fsetxattr_), ROW(setxattr_dir), ROW(removexattr_), ROW(fremovexattr_), ROW(setflags),
 	ROW(fssetxattr), ROW(setflags_dir), ROW(quiet), ROW(reads), ROW(open_rdwr), ROW(open_rdwr_lower), ROW(create_unlink), ROW(mkdtemp_), ROW(lower_temp), ROW(lower_temp_chmod), ROW(tmpfile_gone),
 	ROW(rename_new), ROW(rename_back), ROW(link_unlink), ROW(lock), ROW(failed), ROW(dev_null), ROW(pipes), ROW(memfd), ROW(write_nothing), ROW(private_map), ROW(shared_map_read), ROW(children),
 	ROW(fsyncs), ROW(bound_gone), ROW(big_temp), ROW(netlink_get), ROW(own_limits), ROW(loopback), ROW(shm), ROW(msg), ROW(sem), ROW(mq), ROW(hostname), ROW(domainname), ROW(mount_), ROW(bind_mount),
