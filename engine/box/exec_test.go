@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -39,6 +41,9 @@ func waitFor(t *testing.T, b *box, path string) {
 }
 
 func TestEnvironment(t *testing.T) {
+	// As under nohup: what the daemon ignores isn't ignored in a box.
+	signal.Ignore(syscall.SIGHUP)
+	defer signal.Reset(syscall.SIGHUP)
 	h := openHost(t)
 	b := startBox(t, h, func(id *Identity) { id.Seed = "42"; id.Generation = "gn_1" })
 	for _, c := range []struct {

@@ -165,6 +165,22 @@ static void spawn(uint32_t id, const char *body, size_t n, const int *fds, int n
 	close(ns);
 }
 
+// own_signals undoes what the daemon was started with: under nohup, say, every
+// sandbox would ignore hang-ups. libc keeps two signals to itself, so it isn't asked.
+static void own_signals(void)
+{
+	struct {
+		void (*handler)(int);
+		unsigned long flags;
+		void (*restorer)(void);
+		unsigned long mask;
+	} dfl = {SIG_DFL, 0, NULL, 0};
+	unsigned long none = 0;
+	for (int sig = 1; sig <= 64; sig++)
+		syscall(SYS_rt_sigaction, sig, &dfl, NULL, sizeof dfl.mask); // not KILL and STOP
+	syscall(SYS_rt_sigprocmask, SIG_SETMASK, &none, NULL, sizeof none);
+}
+
 int main(int argc, char **argv)
 {
 	if (argc != 3 || strcmp(argv[1], "nursery")) {
@@ -173,6 +189,7 @@ int main(int argc, char **argv)
 	}
 	prctl(PR_SET_DUMPABLE, 0);
 	prctl(PR_SET_NAME, "boxinit");
+	own_signals();
 	signal(SIGCHLD, SIG_IGN); // children are reaped by the kernel; zygotes put it back
 	signal(SIGINT, SIG_IGN);  // a terminal's ^C is for the daemon to handle
 	setsid();
