@@ -130,10 +130,13 @@ func same(top1, top2, path string, was, is attrs, times bool, limit *int64) bool
 	return sameMetadata(a, b) && (dir || sameContent(a, b, limit))
 }
 
-// setByHand says that a directory's time may have been set to something else than
-// now: an entry that comes or goes moves the time of change with it. Overlayfs does
-// so too when it copies, so it is asked only if a call set times.
-func setByHand(was, is attrs) bool { return was.mtime != is.mtime && is.mtime != is.ctime }
+// setByHand says that a directory's time was set to something else than now, give
+// or take a second: an entry that comes or goes moves the time of change with it,
+// but a copy by overlayfs moves that again, a little later.
+func setByHand(was, is attrs) bool {
+	const second = 1_000_000_000
+	return was.mtime != is.mtime && (is.mtime < is.ctime-second || is.mtime > is.ctime+second)
+}
 
 func sameMetadata(a, b int) bool {
 	var s, t unix.Stat_t
