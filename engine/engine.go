@@ -49,6 +49,8 @@ type Parts struct {
 	Boxes     Boxes
 	Inspector inspector.Inspector
 	Stats     *stats.Recorder
+	// Capabilities of the host, for Info.
+	Capabilities []Capability
 }
 
 // Config of an Engine. Zero values mean the defaults named here.
@@ -176,7 +178,7 @@ func (e *Engine) Info() (Info, error) {
 	return Info{
 		Sandboxes: live, Nodes: e.Store.View().NodeCount(""), Zygotes: e.Boxes.Ready(), Pool: usage,
 		Limits: e.cfg.Limits, LostEvents: e.Inspector.LostEvents(),
-		PendingRemovals: e.removals.Pending() + e.Pool.PendingRemovals(),
+		PendingRemovals: e.removals.Pending() + e.Pool.PendingRemovals(), Capabilities: e.Capabilities,
 	}, nil
 }
 

@@ -26,10 +26,11 @@ func (e *Engine) ImportImage(ctx context.Context, path, name string, progress fu
 		known, err := tx.Image(string(r.Image.Digest))
 		if err == nil {
 			fresh = false
-			merged := *known
-			merged.Names = union(known.Names, r.Image.Names)
-			r.Image.Names, r.Image.Base, r.Image.BaseSeal, r.Image.CreatedAt = merged.Names, known.Base, known.BaseSeal, known.CreatedAt
-			return tx.PutImage(merged)
+			r.Image.Names, r.Image.CreatedAt = union(known.Names, r.Image.Names), known.CreatedAt
+			if e.Pool.Verify(known.Base, known.BaseSeal) == nil { // else the pool lost it, and the new one takes its place
+				r.Image.Base, r.Image.BaseSeal = known.Base, known.BaseSeal
+			}
+			return tx.PutImage(r.Image)
 		}
 		if !fault.Is(err, fault.NotFound) {
 			return err
@@ -43,6 +44,7 @@ func (e *Engine) ImportImage(ctx context.Context, path, name string, progress fu
 	if !fresh && r.NewBase != r.Image.Base {
 		e.removeSnapshot(r.NewBase)
 	}
+	e.removeCondemned(ctx)
 	return r, nil
 }
 

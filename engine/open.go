@@ -7,6 +7,7 @@ import (
 	"iter"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/boxwood-rl/boxwood/engine/box"
 	"github.com/boxwood-rl/boxwood/engine/pool"
@@ -25,6 +26,8 @@ type OpenOptions struct {
 	PoolBytes int64
 	// PoolDir is a folder on an existing btrfs to use instead of a file.
 	PoolDir string
+	// RebuildPool starts over with an empty pool if the old one is damaged.
+	RebuildPool bool
 	// Zygotes kept ready; 0: the default.
 	Zygotes int
 	// Cgroup is the name of Boxwood's group; empty: "boxwood".
@@ -57,18 +60,25 @@ func Open(ctx context.Context, o OpenOptions) (*Engine, error) {
 	if p.Store, err = tree.Open(filepath.Join(o.StateDir, "tree"), tree.Options{}); err != nil {
 		return fail(fmt.Errorf("opening the tree store: %w", err))
 	}
-	if p.Pool, err = pool.OpenBtrfs(pool.Options{Dir: o.StateDir, SizeBytes: o.PoolBytes, ExistingBtrfs: o.PoolDir}); err != nil {
-		p.Pool = nil
+	unclean := pool.Check
+	if o.RebuildPool {
+		unclean = pool.Rebuild
+	}
+	files, err := pool.OpenBtrfs(pool.Options{Dir: o.StateDir, SizeBytes: o.PoolBytes, ExistingBtrfs: o.PoolDir, Unclean: unclean})
+	if err != nil {
 		return fail(fmt.Errorf("opening the pool: %w", err))
 	}
+	p.Pool = files
 	if p.Inspector, err = inspector.Open(inspector.Options{}); err != nil {
 		p.Inspector = nil
 		return fail(fmt.Errorf("opening the inspector: %w", err))
 	}
-	if p.Boxes, err = box.Open(box.Config{RunDir: o.RunDir, Zygotes: o.Zygotes, Limits: o.Limits, CgroupRoot: o.Cgroup}); err != nil {
-		p.Boxes = nil
+	host, err := box.Open(box.Config{RunDir: o.RunDir, Zygotes: o.Zygotes, Limits: o.Limits, CgroupRoot: o.Cgroup})
+	if err != nil {
 		return fail(fmt.Errorf("opening the sandbox host: %w", err))
 	}
+	p.Boxes = host
+	p.Capabilities = capabilities(files.Quotas(), host.Missing())
 	if p.Stats, err = stats.New(stats.Options{Dir: filepath.Join(o.StateDir, "stats"), Nodes: nodeRows(p.Store)}); err != nil {
 		p.Stats = nil
 		return fail(fmt.Errorf("opening the statistics: %w", err))
@@ -78,6 +88,21 @@ func Open(ctx context.Context, o OpenOptions) (*Engine, error) {
 		return fail(err)
 	}
 	return e, nil
+}
+
+// capabilities says what of its promises the engine can't keep on this host.
+func capabilities(quotas bool, missing []string) []Capability {
+	yes := func(ok bool) int {
+		if ok {
+			return 1
+		}
+		return 2
+	}
+	out := []Capability{{Name: "disk limits", State: yes(quotas), Detail: "what a sandbox may write is bounded by simple quotas of btrfs"}}
+	for _, c := range []string{"memory", "pids", "cpu"} {
+		out = append(out, Capability{Name: c + " limits", State: yes(!slices.Contains(missing, c)), Detail: "the cgroup controller " + c})
+	}
+	return out
 }
 
 // nodeRows reads the table "nodes" from the store.

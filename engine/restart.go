@@ -18,6 +18,11 @@ import (
 // sandbox was adopted, else its node is withheld. What nobody needs any more is
 // removed. One bad sandbox never stops it.
 func (e *Engine) reconcile(ctx context.Context) error {
+	if e.Pool.Distrusted() {
+		if err := e.withholdLost(ctx); err != nil {
+			return err
+		}
+	}
 	v := e.Store.View()
 	adopted := map[ids.Generation]bool{}
 	var lost []ids.Sandbox
@@ -161,4 +166,36 @@ func (e *Engine) removeBoxRecords(keep map[ids.Generation]bool) {
 			_ = os.Remove(filepath.Join(e.boxDir(), d.Name()))
 		}
 	}
+}
+
+// withholdLost holds every checkpoint against the pool, after the host went down
+// under it or it was rebuilt. The log is flushed at each change and the pool is
+// not: what it lost is withheld, never restored approximately.
+func (e *Engine) withholdLost(ctx context.Context) error {
+	v := e.Store.View()
+	var lost []ids.Node
+	for ck := range v.Checkpoints() {
+		if e.Pool.Verify(ck.Snapshot, ck.Seal) == nil {
+			continue
+		}
+		for n := range v.CheckpointUsers(ck.ID) {
+			lost = append(lost, n.ID)
+		}
+	}
+	if len(lost) == 0 {
+		return nil
+	}
+	e.log.Warn("the host went down under the pool: states are lost", "nodes", len(lost))
+	_, err := e.Store.Update(ctx, func(tx *tree.Tx) error {
+		for _, id := range lost {
+			if err := tx.SetWithheld(id, "state lost: the host went down before it was on the disk"); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("withholding nodes whose state is lost: %w", err)
+	}
+	return nil
 }

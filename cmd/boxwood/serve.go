@@ -30,6 +30,7 @@ type serveFlags struct {
 	state, socket, group, pool, poolSize, runDir, cgroup, level, format string
 	zygotes, maxSandboxes                                               int
 	lease                                                               time.Duration
+	rebuild                                                             bool
 }
 
 func (a *app) serveCommand() *cobra.Command {
@@ -51,6 +52,7 @@ prints "ready" and the socket once it answers.`,
 	c.Flags().StringVar(&f.group, "socket-group", "", "group that may use the socket, too; its members are as good as root in the sandboxes")
 	c.Flags().StringVar(&f.poolSize, "pool-size", "", "size of the pool's file, such as 100G; it is sparse (default: most of the disk)")
 	c.Flags().StringVar(&f.pool, "pool", "", "folder on an existing btrfs to use instead of a file")
+	c.Flags().BoolVar(&f.rebuild, "rebuild-pool", false, "if the pool is damaged, start over with an empty one: images and captured states are lost")
 	c.Flags().IntVar(&f.zygotes, "zygotes", 0, "processes kept waiting in fresh namespaces (default 16)")
 	c.Flags().IntVar(&f.maxSandboxes, "max-sandboxes", 0, "sandboxes that may live at once (default 2000)")
 	c.Flags().DurationVar(&f.lease, "lease", 0, "how long a sandbox lives without a call (default 30m)")
@@ -87,7 +89,7 @@ func (f serveFlags) options() (o engine.OpenOptions, err error) {
 	if o.StateDir, err = filepath.Abs(f.state); err != nil {
 		return bad("--state: %v", err)
 	}
-	o.RunDir, o.PoolDir, o.Cgroup = f.runDir, f.pool, f.cgroup
+	o.RunDir, o.PoolDir, o.Cgroup, o.RebuildPool = f.runDir, f.pool, f.cgroup, f.rebuild
 	o.Zygotes, o.MaxSandboxes, o.Lease = f.zygotes, f.maxSandboxes, f.lease
 	return o, nil
 }

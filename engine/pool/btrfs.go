@@ -227,6 +227,8 @@ var temporaries atomic.Int64
 // the pool.
 func (p *Btrfs) Quotas() bool { return p.quotas }
 
+func (p *Btrfs) Distrusted() bool { return p.device != nil && p.device.distrusted }
+
 // Dir is where the pool is mounted.
 func (p *Btrfs) Dir() string { return p.root }
 

@@ -33,6 +33,8 @@ import (
 type device struct {
 	dir, image, at string
 	fsid           string
+	// distrusted: the host went down while the file was in use.
+	distrusted bool
 }
 
 // mark says in which state the file was last let go of. It is written before
@@ -56,6 +58,7 @@ func openDevice(o Options) (*device, error) {
 	case errors.Is(err, os.ErrNotExist):
 		err = d.make(o.SizeBytes)
 	case err == nil && !d.trusted():
+		d.distrusted = true
 		err = d.judge(o)
 	}
 	if err != nil {
@@ -127,7 +130,7 @@ func (d *device) judge(o Options) error {
 	}
 	if err := d.scrub(); err != nil {
 		return fault.New(fault.DataLoss, "pool_unclean", "the host went down while the pool %s was in use, and it is damaged: %w", d.image, err).
-			WithHint("rebuild it (images have to be imported again, captured nodes are lost), or put a backup of the file in place")
+			WithHint("start with --rebuild-pool (images have to be imported again, captured nodes are withheld), or put a backup of the file in place")
 	}
 	return nil
 }

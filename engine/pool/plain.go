@@ -57,6 +57,9 @@ func (p *Plain) path(parts ...string) string {
 // Quotas reports that limits aren't held.
 func (p *Plain) Quotas() bool { return false }
 
+// Distrusted is false: the reference isn't for hosts that go down.
+func (p *Plain) Distrusted() bool { return false }
+
 // publish makes dir/name by filling a temporary folder.
 func (p *Plain) publish(dir, name string, fill func(tmp string) error) error {
 	tmp, err := os.MkdirTemp(p.path("tmp"), "")

@@ -78,6 +78,10 @@ type Pool interface {
 	// Reconcile removes every upper and snapshot not named; it says how many.
 	Reconcile(uppers map[ids.Generation]bool, snapshots map[ids.Snapshot]bool) (removed int, err error)
 
+	// Distrusted reports whether the host went down while the pool was in use: what
+	// records say of snapshots must then be held against Verify, once.
+	Distrusted() bool
+
 	Usage() (Usage, error)
 	// ExclusiveBytes is what this snapshot added to the one before it (of the same
 	// upper, or else the one that was cloned), or 0 if unknown.

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -184,4 +186,39 @@ func TestSecondDaemonIsRefused(t *testing.T) {
 	}
 	_, sb := d.newTree(t)
 	d.ok(t, sb.GetId(), "echo still working")
+}
+
+// After the host went down under a pool that is damaged, the daemon refuses to
+// start until it is told to rebuild; then every node is there and withheld, and
+// the image can be imported again.
+func TestRebuiltPoolWithholdsWhatItLost(t *testing.T) {
+	testenv.Require(t, testenv.Root, testenv.BPF, testenv.Btrfs)
+	dir := stateDir(t)
+	d := startDaemon(t, dir)
+	d.importRoot(t)
+	_, sb := d.newTree(t)
+	n := d.run(t, sb.GetId(), "echo x > /root/x").GetNode()
+	d.captured(t, n.GetId())
+	d.stop()
+	if err := os.WriteFile(filepath.Join(dir, "pool.json"), []byte(`{"boot_id":"another","clean":false}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(filepath.Join(dir, "pool.img"), 300<<20); err != nil {
+		t.Fatal(err)
+	}
+	if broken, err := launch(dir); err == nil {
+		broken.stop()
+		t.Fatal("a damaged pool was trusted")
+	} else if !strings.Contains(err.Error(), "pool") {
+		t.Fatalf("the refusal must name the pool: %v", err)
+	}
+	t.Setenv(rebuildPool, "1")
+	d = startDaemon(t, dir)
+	got, err := d.client.GetNode(ctx(t), &boxwoodv1.GetNodeRequest{NodeId: n.GetId()})
+	if err != nil || got.GetCapture() != boxwoodv1.CaptureStatus_CAPTURE_STATUS_WITHHELD || !strings.Contains(got.GetWithheldReason(), "state lost") {
+		t.Fatalf("after the rebuild: %v, %v", got, err)
+	}
+	d.importRoot(t)
+	_, sb = d.newTree(t)
+	d.ok(t, sb.GetId(), "echo works again")
 }

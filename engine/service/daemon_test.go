@@ -27,7 +27,10 @@ import (
 
 // The tests of this package run a real daemon in a process of its own: this
 // test binary, started again with daemonDir set.
-const daemonDir = "BOXWOOD_TEST_DAEMON"
+const (
+	daemonDir   = "BOXWOOD_TEST_DAEMON"
+	rebuildPool = "BOXWOOD_TEST_REBUILD_POOL"
+)
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(daemonDir); dir != "" {
@@ -50,7 +53,7 @@ func runDaemon(dir string) error {
 	defer stop()
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	o := engine.OpenOptions{PoolBytes: 4 << 30, Zygotes: 8, Cgroup: "boxwood-test-" + filepath.Base(dir)}
-	o.StateDir, o.Log = dir, log
+	o.StateDir, o.Log, o.RebuildPool = dir, log, os.Getenv(rebuildPool) != ""
 	e, err := engine.Open(ctx, o)
 	if err != nil {
 		return err
