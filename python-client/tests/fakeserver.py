@@ -128,7 +128,7 @@ class Fake(State, boxwood_pb2_grpc.BoxwoodServicer):
             for event in self.execute(turn, request.command, context):
                 if isinstance(event, int):
                     status = event
-                else:
+                elif not request.result_only:
                     yield event
         except GeneratorExit:  # the client went away
             turn.box.cancelled.set()
@@ -148,7 +148,7 @@ class Fake(State, boxwood_pb2_grpc.BoxwoodServicer):
         for event in self.execute(turn, request.command, context):
             if isinstance(event, int):
                 yield pb.TurnEvent(command=pb.CommandResult(observation=turn.last, status=event, wall_ns=1))
-            else:
+            elif not request.result_only:
                 yield event
 
     @guarded

@@ -29,6 +29,7 @@ from .turn import (
     ack_message,
     as_bytes,
     command_message,
+    last_event,
     ns,
 )
 
@@ -171,21 +172,14 @@ class Sandbox:
             node=pb.NodeInput(labels=labels or {}, policy_version=policy_version, payload=payload),
             idempotency_key=idempotency_key or new_key(),
             busy_wait_ns=round(busy_wait * 1e9),
+            result_only=on_stdout is None and on_stderr is None,
         )
-        relay = Relay(on_stdout, on_stderr)
         limit = LONGEST_TURN if timeout is None else timeout + busy_wait + MARGIN
         with self._cancelling():
-            events = self._client._caller.stream("RunTurn", request, timeout=limit, on_restart=relay.restart)
-            result: pb.TurnResult | None = None
-            with contextlib.closing(events):  # type: ignore[type-var]
-                for event in events:
-                    if event.HasField("result"):
-                        result = event.result
-                    else:
-                        relay(event)
-        if result is None:
-            raise errors.from_detail("INTERNAL", "the turn's stream ended without its node", None)
-        return self._turn(result, check)
+            event = last_event(
+                self._client._caller, "RunTurn", request, Relay(on_stdout, on_stderr), timeout=limit
+            )
+        return self._turn(event.result, check)
 
     def _turn(self, result: pb.TurnResult, check: bool = False) -> Turn:
         turn = Turn(

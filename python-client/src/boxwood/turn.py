@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from . import _wire, errors
 from ._proto import boxwood_pb2 as pb
@@ -13,6 +13,7 @@ from .errors import CommandFailed
 from .records import CommandResult, Turn
 
 if TYPE_CHECKING:
+    from ._channel import Caller
     from .node import Node
     from .sandbox import Sandbox
 
@@ -95,6 +96,25 @@ class Relay:
             self._err(event.stderr)
 
 
+def last_event(
+    caller: Caller, method: str, request: Any, relay: Relay, *, timeout: float, retry: bool = True
+) -> pb.TurnEvent:
+    """Makes the call of a command and hands its output on; returns the event with the outcome."""
+    if request.result_only:
+        return caller.only_event(method, request, timeout=timeout, retry=retry)
+    events = caller.stream(method, request, timeout=timeout, retry=retry, on_restart=relay.restart if retry else None)
+    outcome: pb.TurnEvent | None = None
+    with contextlib.closing(events):  # type: ignore[type-var]
+        for event in events:
+            if event.HasField("result") or event.HasField("command"):
+                outcome = event
+            else:
+                relay(event)
+    if outcome is None:
+        raise errors.from_detail("INTERNAL", f"the stream of {method} ended without its outcome", None)
+    return outcome
+
+
 class OpenTurn:
     """A turn between its begin and its end: commands and transfers go through it.
 
@@ -144,20 +164,15 @@ class OpenTurn:
         """
         self._alive()
         request = pb.ExecRequest(
-            turn_id=self.id, command=command_message(command, cwd, env, user, stdin, timeout, output_limit)
+            turn_id=self.id,
+            command=command_message(command, cwd, env, user, stdin, timeout, output_limit),
+            result_only=on_stdout is None and on_stderr is None,
         )
-        relay = Relay(on_stdout, on_stderr)
         limit = LONGEST_TURN if timeout is None else timeout + MARGIN
-        events = self.sandbox._client._caller.stream("Exec", request, timeout=limit, retry=False)
-        result: CommandResult | None = None
-        with contextlib.closing(events):  # type: ignore[type-var]
-            for event in events:
-                if event.HasField("command"):
-                    result = _wire.command_result(event.command)
-                else:
-                    relay(event)
-        if result is None:
-            raise errors.from_detail("INTERNAL", "the command's stream ended without its outcome", None)
+        event = last_event(
+            self.sandbox._client._caller, "Exec", request, Relay(on_stdout, on_stderr), timeout=limit, retry=False
+        )
+        result = _wire.command_result(event.command)
         if check and not result.ok:
             raise CommandFailed(result)
         return result

@@ -1246,11 +1246,16 @@ class RunTurnRequest(google.protobuf.message.Message):
     NODE_FIELD_NUMBER: builtins.int
     IDEMPOTENCY_KEY_FIELD_NUMBER: builtins.int
     BUSY_WAIT_NS_FIELD_NUMBER: builtins.int
+    RESULT_ONLY_FIELD_NUMBER: builtins.int
     sandbox_id: builtins.str
     ack: global___Ack.ValueType
     idempotency_key: builtins.str
     busy_wait_ns: builtins.int
     """Wait this long for a sandbox that is busy with another turn; 0: refuse at once."""
+    result_only: builtins.bool
+    """No output as it comes: the answer is one message, the result, and the call may
+    be made as a unary one (they are the same on the wire), which costs a client less.
+    """
     @property
     def command(self) -> global___Command: ...
     @property
@@ -1266,9 +1271,10 @@ class RunTurnRequest(google.protobuf.message.Message):
         node: global___NodeInput | None = ...,
         idempotency_key: builtins.str = ...,
         busy_wait_ns: builtins.int = ...,
+        result_only: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["command", b"command", "node", b"node"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ack", b"ack", "busy_wait_ns", b"busy_wait_ns", "command", b"command", "idempotency_key", b"idempotency_key", "node", b"node", "sandbox_id", b"sandbox_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ack", b"ack", "busy_wait_ns", b"busy_wait_ns", "command", b"command", "idempotency_key", b"idempotency_key", "node", b"node", "result_only", b"result_only", "sandbox_id", b"sandbox_id"]) -> None: ...
 
 global___RunTurnRequest = RunTurnRequest
 
@@ -1467,7 +1473,10 @@ class ExecRequest(google.protobuf.message.Message):
 
     TURN_ID_FIELD_NUMBER: builtins.int
     COMMAND_FIELD_NUMBER: builtins.int
+    RESULT_ONLY_FIELD_NUMBER: builtins.int
     turn_id: builtins.str
+    result_only: builtins.bool
+    """As for RunTurn."""
     @property
     def command(self) -> global___Command: ...
     def __init__(
@@ -1475,9 +1484,10 @@ class ExecRequest(google.protobuf.message.Message):
         *,
         turn_id: builtins.str = ...,
         command: global___Command | None = ...,
+        result_only: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["command", b"command"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["command", b"command", "turn_id", b"turn_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["command", b"command", "result_only", b"result_only", "turn_id", b"turn_id"]) -> None: ...
 
 global___ExecRequest = ExecRequest
 
@@ -1873,6 +1883,24 @@ class ForkResult(google.protobuf.message.Message):
 global___ForkResult = ForkResult
 
 @typing.final
+class ForkResults(google.protobuf.message.Message):
+    """ForkResults is what is kept of a keyed fork, to answer the key again."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: builtins.int
+    @property
+    def results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ForkResult]: ...
+    def __init__(
+        self,
+        *,
+        results: collections.abc.Iterable[global___ForkResult] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["results", b"results"]) -> None: ...
+
+global___ForkResults = ForkResults
+
+@typing.final
 class RollbackRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -2095,7 +2123,7 @@ class ListNodesRequest(google.protobuf.message.Message):
     """Only this node and what lies below it."""
     leaves_only: builtins.bool
     brief: builtins.bool
-    """Leave observation and effects out."""
+    """Leave action, observation, effects and reasons out: much less to read."""
     limit: builtins.int
     """0: no bound."""
     @property
