@@ -27,8 +27,10 @@ func (s *Service) RunTurn(req *boxwoodv1.RunTurnRequest, out grpc.ServerStreamin
 	ctx := out.Context()
 	result, _, err := once(ctx, s, req.GetIdempotencyKey(), req, &boxwoodv1.TurnResult{}, func(rec record) (*boxwoodv1.TurnResult, error) {
 		c := command(req.GetCommand())
-		relay := newRelay(out)
-		c.Output = relay.write
+		relay := &relay{out: out}
+		if !req.GetResultOnly() {
+			c.Output = relay.write
+		}
 		r, err := s.e.RunTurn(ctx, ids.Sandbox(req.GetSandboxId()), c, nodeInput(req.GetNode()),
 			time.Duration(req.GetBusyWaitNs()), recordResult(rec))
 		relay.close()
@@ -77,18 +79,21 @@ func checkCommand(c *boxwoodv1.Command) error {
 
 // relay sends output to the client without ever holding up the command: what a
 // slow client has no room for is left out of the stream (the observation has
-// head and tail of everything).
+// head and tail of everything). Its goroutine begins with the first output, since
+// most turns of an agent's loop are short and many are silent. One goroutine at a time
+// writes and closes.
 type relay struct {
-	chunks chan *boxwoodv1.TurnEvent
+	out    grpc.ServerStreamingServer[boxwoodv1.TurnEvent]
+	chunks chan *boxwoodv1.TurnEvent // nil: no output yet
 	done   chan struct{}
 }
 
-func newRelay(out grpc.ServerStreamingServer[boxwoodv1.TurnEvent]) *relay {
-	r := &relay{chunks: make(chan *boxwoodv1.TurnEvent, 64), done: make(chan struct{})}
+func (r *relay) start() {
+	r.chunks, r.done = make(chan *boxwoodv1.TurnEvent, 64), make(chan struct{})
 	go func() {
 		defer close(r.done)
 		for m := range r.chunks {
-			if out.Send(m) != nil {
+			if r.out.Send(m) != nil {
 				break // the client is gone: its context ends the turn
 			}
 		}
@@ -96,10 +101,12 @@ func newRelay(out grpc.ServerStreamingServer[boxwoodv1.TurnEvent]) *relay {
 			continue
 		}
 	}()
-	return r
 }
 
 func (r *relay) write(stderr bool, p []byte) {
+	if r.chunks == nil {
+		r.start()
+	}
 	for len(p) > 0 {
 		n := min(len(p), chunkSize)
 		part := append([]byte(nil), p[:n]...)
@@ -117,8 +124,10 @@ func (r *relay) write(stderr bool, p []byte) {
 
 // close waits until what was taken is sent: Send isn't for two goroutines.
 func (r *relay) close() {
-	close(r.chunks)
-	<-r.done
+	if r.chunks != nil {
+		close(r.chunks)
+		<-r.done
+	}
 }
 
 func (s *Service) BeginTurn(ctx context.Context, req *boxwoodv1.BeginTurnRequest) (*boxwoodv1.BeginTurnResponse, error) {
@@ -134,8 +143,10 @@ func (s *Service) Exec(req *boxwoodv1.ExecRequest, out grpc.ServerStreamingServe
 		return err
 	}
 	c := command(req.GetCommand())
-	relay := newRelay(out)
-	c.Output = relay.write
+	relay := &relay{out: out}
+	if !req.GetResultOnly() {
+		c.Output = relay.write
+	}
 	r, err := s.e.Exec(out.Context(), ids.Turn(req.GetTurnId()), c)
 	relay.close()
 	if err != nil {

@@ -3,6 +3,8 @@ package service
 import (
 	"bytes"
 	"context"
+	"errors"
+	"io"
 	"strings"
 	"testing"
 	"time"
@@ -252,5 +254,28 @@ func TestBoundedOutput(t *testing.T) {
 	}
 	if !bytes.Equal(o.GetStderr(), []byte{0xff, '\n'}) {
 		t.Fatalf("stderr %q", o.GetStderr())
+	}
+}
+
+// A client that asks for the result only gets one message, whatever was written.
+func TestResultOnly(t *testing.T) {
+	d := running(t)
+	_, sb := d.newTree(t)
+	for _, command := range []string{"true", "echo out; echo err >&2", "head -c 1000000 /dev/zero"} {
+		stream, err := d.client.RunTurn(ctx(t), &boxwoodv1.RunTurnRequest{
+			SandboxId: sb.GetId(), Command: &boxwoodv1.Command{Shell: []byte(command)}, ResultOnly: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		first, err := stream.Recv()
+		if err != nil || first.GetResult() == nil {
+			t.Fatalf("%s: the first message is %v, %v", command, first, err)
+		}
+		if m, err := stream.Recv(); !errors.Is(err, io.EOF) {
+			t.Fatalf("%s: then came %v, %v", command, m, err)
+		}
+		if got := first.GetResult().GetNode().GetObservation(); command != "true" && len(got.GetStdout()) == 0 {
+			t.Fatalf("%s: the observation is empty", command)
+		}
 	}
 }

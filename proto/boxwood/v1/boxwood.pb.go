@@ -2827,7 +2827,10 @@ type RunTurnRequest struct {
 	Node           *NodeInput `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`
 	IdempotencyKey string     `protobuf:"bytes,5,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
 	// Wait this long for a sandbox that is busy with another turn; 0: refuse at once.
-	BusyWaitNs    int64 `protobuf:"varint,6,opt,name=busy_wait_ns,json=busyWaitNs,proto3" json:"busy_wait_ns,omitempty"`
+	BusyWaitNs int64 `protobuf:"varint,6,opt,name=busy_wait_ns,json=busyWaitNs,proto3" json:"busy_wait_ns,omitempty"`
+	// No output as it comes: the answer is one message, the result, and the call may
+	// be made as a unary one (they are the same on the wire), which costs a client less.
+	ResultOnly    bool `protobuf:"varint,7,opt,name=result_only,json=resultOnly,proto3" json:"result_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2902,6 +2905,13 @@ func (x *RunTurnRequest) GetBusyWaitNs() int64 {
 		return x.BusyWaitNs
 	}
 	return 0
+}
+
+func (x *RunTurnRequest) GetResultOnly() bool {
+	if x != nil {
+		return x.ResultOnly
+	}
+	return false
 }
 
 type NodeInput struct {
@@ -3400,9 +3410,11 @@ func (x *BeginTurnResponse) GetTurnId() string {
 }
 
 type ExecRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	TurnId        string                 `protobuf:"bytes,1,opt,name=turn_id,json=turnId,proto3" json:"turn_id,omitempty"`
-	Command       *Command               `protobuf:"bytes,2,opt,name=command,proto3" json:"command,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	TurnId  string                 `protobuf:"bytes,1,opt,name=turn_id,json=turnId,proto3" json:"turn_id,omitempty"`
+	Command *Command               `protobuf:"bytes,2,opt,name=command,proto3" json:"command,omitempty"`
+	// As for RunTurn.
+	ResultOnly    bool `protobuf:"varint,3,opt,name=result_only,json=resultOnly,proto3" json:"result_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3449,6 +3461,13 @@ func (x *ExecRequest) GetCommand() *Command {
 		return x.Command
 	}
 	return nil
+}
+
+func (x *ExecRequest) GetResultOnly() bool {
+	if x != nil {
+		return x.ResultOnly
+	}
+	return false
 }
 
 type EndTurnRequest struct {
@@ -6665,7 +6684,7 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\foutput_limit\x18\b \x01(\x03R\voutputLimit\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf7\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x98\x02\n" +
 	"\x0eRunTurnRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12-\n" +
@@ -6674,7 +6693,9 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x04node\x18\x04 \x01(\v2\x15.boxwood.v1.NodeInputR\x04node\x12'\n" +
 	"\x0fidempotency_key\x18\x05 \x01(\tR\x0eidempotencyKey\x12 \n" +
 	"\fbusy_wait_ns\x18\x06 \x01(\x03R\n" +
-	"busyWaitNs\"\xc2\x01\n" +
+	"busyWaitNs\x12\x1f\n" +
+	"\vresult_only\x18\a \x01(\bR\n" +
+	"resultOnly\"\xc2\x01\n" +
 	"\tNodeInput\x129\n" +
 	"\x06labels\x18\x01 \x03(\v2!.boxwood.v1.NodeInput.LabelsEntryR\x06labels\x12%\n" +
 	"\x0epolicy_version\x18\x02 \x01(\tR\rpolicyVersion\x12\x18\n" +
@@ -6716,10 +6737,12 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\fbusy_wait_ns\x18\x04 \x01(\x03R\n" +
 	"busyWaitNs\",\n" +
 	"\x11BeginTurnResponse\x12\x17\n" +
-	"\aturn_id\x18\x01 \x01(\tR\x06turnId\"U\n" +
+	"\aturn_id\x18\x01 \x01(\tR\x06turnId\"v\n" +
 	"\vExecRequest\x12\x17\n" +
 	"\aturn_id\x18\x01 \x01(\tR\x06turnId\x12-\n" +
-	"\acommand\x18\x02 \x01(\v2\x13.boxwood.v1.CommandR\acommand\"\xa0\x01\n" +
+	"\acommand\x18\x02 \x01(\v2\x13.boxwood.v1.CommandR\acommand\x12\x1f\n" +
+	"\vresult_only\x18\x03 \x01(\bR\n" +
+	"resultOnly\"\xa0\x01\n" +
 	"\x0eEndTurnRequest\x12\x17\n" +
 	"\aturn_id\x18\x01 \x01(\tR\x06turnId\x12)\n" +
 	"\x04node\x18\x02 \x01(\v2\x15.boxwood.v1.NodeInputR\x04node\x12!\n" +
