@@ -2,12 +2,13 @@
 # leakcheck.sh before FILE | after FILE: what a run left on the host.
 #
 # `before` writes down what is there; `after` compares, and fails with what is new:
-# mounts, loop devices, cgroups, network namespaces, processes, and
-# files of Boxwood's in the temporary folder. A process may take a moment to end,
-# so `after` looks again for up to 10 s until nothing is new.
+# mounts, loop devices, Boxwood's cgroups, network namespaces, sandboxes, processes that
+# carry BOXWOOD_LEAK_MARK in their environment as the run's do, and files of
+# Boxwood's in the temporary folder. A process may take a moment to end, so `after`
+# looks again for up to 10 s until nothing is new.
 set -euo pipefail
 [ $# = 2 ] || {
-  sed -n '2,7s/^# \{0,1\}//p' "$0" >&2
+  sed -n '2,8s/^# \{0,1\}//p' "$0" >&2
   exit 2
 }
 
@@ -19,24 +20,39 @@ inventory() {
       echo "loop device $backing"
     fi
   done
-  find /sys/fs/cgroup -type d -printf 'cgroup %p\n' 2>/dev/null || true
+  find /sys/fs/cgroup -type d -path '*boxwood*' -printf 'cgroup %p\n' 2>/dev/null || true
   find /run/netns -mindepth 1 -printf 'network namespace %f\n' 2>/dev/null || true
   find "${TMPDIR:-/tmp}" -maxdepth 1 \( -name '*boxwood*' -o -name 'bwo*' -o -name '.doctor-*' \) -printf 'file %p\n'
   # By command line and not by pid. Builtins alone, or looking takes seconds.
   local pid argv inside outside
   for pid in /proc/[0-9]*; do
-    { mapfile -d '' -t argv <"$pid/cmdline"; } 2>/dev/null || continue
     # Sandboxes by their ids: nobody else's namespaces begin at ours.
     if { read -r inside outside _ <"$pid/uid_map"; } 2>/dev/null && [ "$inside" = 0 ] && [ "$outside" -ge 100000 ]; then
+      { mapfile -d '' -t argv <"$pid/cmdline"; } 2>/dev/null || continue
       echo "process in a sandbox: ${argv[*]:0:5}"
-      continue
     fi
-    case ${argv[*]} in
-    *leakcheck.sh* | *gopls* | */compile\ * | */link\ *) ;;
-    *boxwood* | *boxinit* | */criu* | *zygote* | 'sleep '*) echo "process ${argv[*]:0:5}" ;;
-    esac
   done
+  # What the run itself started carries its mark; whoever looks is part of it.
+  [ -z "${BOXWOOD_LEAK_MARK:-}" ] || grep -lz "^BOXWOOD_LEAK_MARK=$BOXWOOD_LEAK_MARK\$" /proc/[0-9]*/environ 2>/dev/null | while IFS=/ read -r _ _ pid _; do
+    is_ours "$pid" || echo "process $(tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | cut -c1-120)"
+  done || true
 }
+
+# is_ours: the one who looks, or one of its forebears or children.
+is_ours() {
+  local up=$1
+  while [ "${up:-0}" -gt 1 ]; do
+    [ "$up" != $$ ] || return 0
+    up=$(awk '{ print $4 }' "/proc/$up/stat" 2>/dev/null) || return 0
+  done
+  up=$$
+  while [ "${up:-0}" -gt 1 ]; do
+    [ "$up" != "$1" ] || return 0
+    up=$(awk '{ print $4 }' "/proc/$up/stat" 2>/dev/null) || return 1
+  done
+  return 1
+}
+
 list() { inventory | sort; }
 
 case $1 in
@@ -53,7 +69,7 @@ after)
     sleep 0.5
   done
   echo "left behind:" >&2
-  comm -13 "$2" "$now" >&2
+  comm -13 "$2" "$now" | head -n 60 >&2
   exit 1
   ;;
 *) exit 2 ;;
