@@ -106,6 +106,7 @@ type Engine struct {
 
 	captures *sched.Runner
 	forks    chan struct{} // one token per fork being made
+	spares   *spares
 	removals *sched.Runner // kills of released boxes, removal of file state
 	setups   flights       // set-ups being run, by digest
 	images   sync.Mutex    // one import or removal at a time
@@ -136,12 +137,14 @@ func New(ctx context.Context, parts Parts, cfg Config) (*Engine, error) {
 		turns:     map[ids.Turn]*turn{},
 		pending:   map[ids.Node]*sched.Job{},
 	}
+	e.spares = newSpares(e)
 	if err := os.MkdirAll(e.boxDir(), 0o700); err != nil {
 		return nil, fmt.Errorf("making the folder of box records: %w", err)
 	}
 	if err := e.reconcile(ctx); err != nil {
 		return nil, err
 	}
+	go e.spares.run()
 	e.wg.Add(1)
 	go e.reapExpired(life)
 	return e, nil
@@ -151,12 +154,14 @@ func (e *Engine) boxDir() string { return filepath.Join(e.cfg.StateDir, "boxes")
 
 // Info is what the engine knows of itself.
 type Info struct {
-	Sandboxes, Nodes, Zygotes int
-	Pool                      pool.Usage
-	Limits                    tree.Limits
-	LostEvents                uint64
-	PendingRemovals           int
-	Capabilities              []Capability
+	Sandboxes, Nodes int
+	// Zygotes that wait, without those that spares will take.
+	Zygotes         int
+	Pool            pool.Usage
+	Limits          tree.Limits
+	LostEvents      uint64
+	PendingRemovals int
+	Capabilities    []Capability
 }
 
 // Capability is something of the host that work depends on. State is 1 yes,
@@ -176,7 +181,7 @@ func (e *Engine) Info() (Info, error) {
 	live := len(e.sandboxes)
 	e.mu.Unlock()
 	return Info{
-		Sandboxes: live, Nodes: e.Store.View().NodeCount(""), Zygotes: e.Boxes.Ready(), Pool: usage,
+		Sandboxes: live, Nodes: e.Store.View().NodeCount(""), Zygotes: max(0, e.Boxes.Ready()-e.spares.missing()), Pool: usage,
 		Limits: e.cfg.Limits, LostEvents: e.Inspector.LostEvents(),
 		PendingRemovals: e.removals.Pending() + e.Pool.PendingRemovals(), Capabilities: e.Capabilities,
 	}, nil
@@ -208,6 +213,9 @@ func (e *Engine) Close(ctx context.Context) error {
 		}()
 	}
 	all.Wait()
+	if err := e.spares.close(ctx); err != nil {
+		e.log.Warn("ending spares at shutdown", "error", err)
+	}
 	e.captures.Close()
 	e.removals.Drain(ctx)
 	e.removals.Close()

@@ -143,11 +143,14 @@ func (e *Engine) Fork(ctx context.Context, arrived time.Time, wants []Want, o Fo
 		points[i] = p
 	}
 
+	e.spares.begin()
+	defer e.spares.end()
 	var births []*birth
 	for i, w := range wants {
 		for k := range w.Count {
 			births = append(births, e.conceive(points[i], i, k, o))
 		}
+		e.spares.wish(points[i].checkpoint, births[len(births)-1].rec.Limits, w.Count)
 	}
 	// The children's records are made durable while the children are made.
 	recorded := make(chan error, 1)
@@ -176,6 +179,8 @@ func (e *Engine) Fork(ctx context.Context, arrived time.Time, wants []Want, o Fo
 			if err == nil {
 				err = e.bear(ctx, b, o)
 				<-e.forks
+			} else if b.spare != nil {
+				e.bury(b.spare)
 			}
 			if dErr := isDurable(); err == nil && dErr != nil {
 				e.bury(b.body)
@@ -217,16 +222,19 @@ type birth struct {
 	point       point
 	want, child int
 	rec         *tree.Sandbox
-	id          box.Identity
 	seed        string
+	spare       *body // made ahead
 	body        *body
 	row         stats.ForkRow
 }
 
 func (e *Engine) conceive(p point, want, child int, o ForkOptions) *birth {
 	b := &birth{point: p, want: want, child: child}
-	gen := ids.NewGeneration()
 	limits := mergeLimits(o.Limits, p.tree.Defaults.Limits, e.cfg.Limits)
+	gen := ids.NewGeneration()
+	if b.spare = e.spares.take(p.checkpoint, limits); b.spare != nil {
+		gen = b.spare.gen
+	}
 	if o.Seed != 0 {
 		b.seed = childSeed(o.Seed, p.node.ID, child)
 	}
@@ -237,10 +245,9 @@ func (e *Engine) conceive(p point, want, child int, o ForkOptions) *birth {
 	if lease <= 0 {
 		lease = e.cfg.Lease
 	}
-	b.id = identity(gen, b.seed, limits)
 	b.rec = &tree.Sandbox{
 		ID: ids.NewSandbox(), Tree: p.node.Tree, Head: p.node.ID, Generation: gen, Scratch: o.Scratch, State: tree.Live,
-		Lease: lease, LeaseUntil: time.Now().Add(lease), Labels: o.Labels, Hostname: b.id.Hostname, Limits: limits,
+		Lease: lease, LeaseUntil: time.Now().Add(lease), Labels: o.Labels, Hostname: hostname(gen), Limits: limits,
 	}
 	b.row = stats.ForkRow{
 		Request: o.Request, Node: p.node.ID, Tree: p.node.Tree, Child: int64(child), Sandbox: b.rec.ID, Checkpoint: p.checkpoint.ID,
@@ -306,45 +313,57 @@ func (e *Engine) bear(ctx context.Context, b *birth, o ForkOptions) error {
 	return e.materialise(ctx, b)
 }
 
-// materialise makes a body that stands at the birth's checkpoint: a clone,
-// checked against its seal; a zygote that takes it as its root; a watch that is
-// there before anything runs. What was made is undone if a later step fails.
-func (e *Engine) materialise(ctx context.Context, b *birth) (err error) {
-	ck, gen := b.point.checkpoint, b.rec.Generation
-	began := time.Now()
-	upper, err := e.Pool.Clone(ctx, ck.Snapshot, ck.Seal, gen, b.rec.Limits.DiskBytes)
-	if err != nil {
-		return fmt.Errorf("cloning the snapshot of node %s: %w", ck.Node, err)
-	}
-	b.row.Clone = time.Since(began) // the check against the seal included
-	defer func() {
-		if err != nil {
-			if uerr := e.Pool.Release(gen); uerr != nil {
-				e.log.Error("releasing a clone", "generation", gen, "error", uerr)
-			}
+// materialise makes a body that stands at the birth's checkpoint, or takes the
+// spare that it was given, and a watch that is there before anything runs. What
+// was made is undone if a later step fails.
+func (e *Engine) materialise(ctx context.Context, b *birth) error {
+	made := b.spare
+	b.spare = nil
+	if made == nil {
+		var err error
+		if made, err = e.embody(ctx, b.point.checkpoint, b.rec.Generation, b.seed, b.rec.Limits, &b.row); err != nil {
+			return err
 		}
-	}()
-	began = time.Now()
-	bx, err := e.Boxes.Start(ctx, box.Root{Lower: upper.Layers, Upper: upper.Dir, Work: upper.Work}, b.id)
-	if err != nil {
-		return fmt.Errorf("starting a box: %w", err)
 	}
-	b.row.Attach = time.Since(began)
-	watch, err := e.watch(bx, upper, ck)
+	made.box.SetSeed(b.seed)
+	watch, err := e.watch(made.box, made.upper, b.point.checkpoint)
 	if err == nil {
-		err = os.WriteFile(filepath.Join(e.boxDir(), string(gen)), bx.Record(), 0o600)
+		made.watch, made.checkpoint = watch, b.point.checkpoint // a spare's may be another tree's over the same snapshot
+		err = os.WriteFile(filepath.Join(e.boxDir(), string(made.gen)), made.box.Record(), 0o600)
 	}
 	if err != nil {
-		if watch != nil {
-			watch.Close()
-		}
-		if kerr := bx.Kill(context.WithoutCancel(ctx)); kerr != nil {
-			e.log.Error("ending a half-made box", "generation", gen, "error", kerr)
+		if terr := e.tearDown(context.WithoutCancel(ctx), made); terr != nil {
+			e.log.Error("ending a half-made box", "generation", made.gen, "error", terr)
 		}
 		return err
 	}
-	b.body = &body{gen: gen, hostname: b.id.Hostname, upper: upper, box: bx, watch: watch, checkpoint: ck}
+	b.body = made
 	return nil
+}
+
+// embody makes a body that nobody watches yet, and that stands at no checkpoint
+// of a tree yet: a clone, checked against its
+// seal, and a zygote that takes it as its root. row, if any, is told how long
+// that took.
+func (e *Engine) embody(ctx context.Context, ck *tree.Checkpoint, gen ids.Generation, seed string, limits tree.Limits, row *stats.ForkRow) (_ *body, err error) {
+	began := time.Now()
+	upper, err := e.Pool.Clone(ctx, ck.Snapshot, ck.Seal, gen, limits.DiskBytes)
+	if err != nil {
+		return nil, fmt.Errorf("cloning the snapshot of node %s: %w", ck.Node, err)
+	}
+	cloned := time.Now()
+	id := identity(gen, seed, limits)
+	bx, err := e.Boxes.Start(ctx, box.Root{Lower: upper.Layers, Upper: upper.Dir, Work: upper.Work}, id)
+	if err != nil {
+		if uerr := e.Pool.Release(gen); uerr != nil {
+			e.log.Error("releasing a clone", "generation", gen, "error", uerr)
+		}
+		return nil, fmt.Errorf("starting a box: %w", err)
+	}
+	if row != nil {
+		row.Clone, row.Attach = cloned.Sub(began), time.Since(cloned) // the check against the seal included
+	}
+	return &body{gen: gen, hostname: id.Hostname, upper: upper, box: bx}, nil
 }
 
 func (e *Engine) watch(bx box.Box, upper *pool.Upper, ck *tree.Checkpoint) (inspector.Watch, error) {
@@ -424,9 +443,8 @@ func (e *Engine) Rollback(ctx context.Context, id ids.Sandbox, to ids.Node, comm
 	defer e.unreserve(1)
 	gen := ids.NewGeneration()
 	rec := s.record()
-	rec.Generation, rec.Head, rec.Commands = gen, to, 0
-	b := &birth{point: p, rec: rec, id: identity(gen, s.seed, s.limits)}
-	rec.Hostname = b.id.Hostname
+	rec.Generation, rec.Hostname, rec.Head, rec.Commands = gen, hostname(gen), to, 0
+	b := &birth{point: p, rec: rec, seed: s.seed}
 	if err := e.materialise(ctx, b); err != nil {
 		return Sandbox{}, err
 	}

@@ -95,6 +95,9 @@ func (e *Engine) RemoveImage(ctx context.Context, ref string) (freed int64, err 
 	if err != nil {
 		return 0, err
 	}
+	if err := e.spares.dropAll(ctx); err != nil { // they lie on layers
+		return 0, fmt.Errorf("ending spares: %w", err)
+	}
 	e.removeCondemned(ctx)
 	for i := len(gone.Layers) - 1; i >= 0; i-- {
 		if shared[gone.Layers[i]] {

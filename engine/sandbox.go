@@ -277,21 +277,30 @@ func (e *Engine) drop(ctx context.Context, s *sandbox, why string) error {
 	return nil
 }
 
-// bury tears a body down in the background: processes first, then what they
-// could write to.
+// bury tears a body down in the background.
 func (e *Engine) bury(b *body) {
 	e.removals.Submit(sched.Shadow, func(ctx context.Context, _ time.Duration) error {
-		b.watch.Close()
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
-		defer cancel()
-		if err := b.box.Kill(ctx); err != nil {
-			// Its file state stays until the next start finds nobody using it.
+		err := e.tearDown(context.WithoutCancel(ctx), b)
+		if err != nil {
 			e.log.Error("ending a box", "generation", b.gen, "error", err)
-			return err
 		}
-		_ = os.Remove(filepath.Join(e.boxDir(), string(b.gen)))
-		return e.Pool.Release(b.gen)
+		return err
 	})
+}
+
+// tearDown ends a body: processes first, then what they could write to. If that
+// can't be, its file state stays until the next start finds nobody using it.
+func (e *Engine) tearDown(ctx context.Context, b *body) error {
+	if b.watch != nil {
+		b.watch.Close()
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	if err := b.box.Kill(ctx); err != nil {
+		return err
+	}
+	_ = os.Remove(filepath.Join(e.boxDir(), string(b.gen)))
+	return e.Pool.Release(b.gen)
 }
 
 // reapExpired ends sandboxes whose lease is over and notices those that died.
@@ -305,6 +314,7 @@ func (e *Engine) reapExpired(ctx context.Context) {
 			return
 		case now := <-tick.C:
 			e.reapOnce(ctx, now)
+			e.spares.expire(now)
 		}
 	}
 }
@@ -348,11 +358,13 @@ func (e *Engine) live() []*sandbox {
 	return live
 }
 
+func hostname(gen ids.Generation) string { return "box-" + string(gen[len(gen)-12:]) }
+
 // identity is what tells this generation from its siblings (law 11).
 func identity(gen ids.Generation, seed string, limits tree.Limits) box.Identity {
 	sum := sha256.Sum256([]byte("machine-id/" + gen))
 	return box.Identity{
-		Hostname:   "box-" + string(gen[len(gen)-12:]),
+		Hostname:   hostname(gen),
 		MachineID:  hex.EncodeToString(sum[:16]),
 		Generation: string(gen),
 		Seed:       seed,

@@ -424,6 +424,7 @@ func (e *Engine) releaseUnder(ctx context.Context, id ids.Node, keep bool) error
 func (e *Engine) removeCondemned(ctx context.Context) {
 	var gone []ids.Snapshot
 	for id := range e.Store.View().Condemned() {
+		e.spares.drop(id)
 		if err := e.Pool.Remove(id); err != nil {
 			e.log.Error("removing a condemned snapshot", "snapshot", id, "error", err)
 			continue

@@ -81,6 +81,8 @@ func (b *box) RunCgroup() uint64     { return b.group.RunID }
 func (b *box) Commands() uint64      { return b.starts.Load() }
 func (b *box) Done() <-chan struct{} { return b.done }
 
+func (b *box) SetSeed(seed string) { b.rec.Seed = seed }
+
 func (b *box) Record() []byte {
 	text, err := json.Marshal(b.rec)
 	if err != nil { // of strings and numbers

@@ -124,6 +124,8 @@ type Box interface {
 	// and refused by Unpack.
 	Unpack(ctx context.Context, path string, r io.Reader) (entries, bytes int64, err error)
 	Pack(ctx context.Context, path string, w io.Writer) error
+	// SetSeed sets the BOXWOOD_SEED of a box in which nothing has run yet.
+	SetSeed(seed string)
 	// Record is what Adopt needs.
 	Record() []byte
 	// Done is closed when pid 1 is gone.
