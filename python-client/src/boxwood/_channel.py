@@ -13,7 +13,6 @@ import os
 import random
 import socket
 import time
-import uuid
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -51,8 +50,8 @@ def resolve(address: str | None) -> str:
 
 
 def new_key() -> str:
-    """A fresh idempotency key."""
-    return uuid.uuid4().hex
+    """A fresh idempotency key, or a request's id."""
+    return os.urandom(16).hex()
 
 
 # Channels still open when the interpreter ends: grpc may hang there when one is
@@ -183,7 +182,7 @@ class Caller:
         number = 0
         yielded = False
         while True:
-            request_id = uuid.uuid4().hex
+            request_id = new_key()
             connection = self._connection()
             left = max(deadline - time.monotonic(), 0.001)
             call = getattr(connection.stub, method)(
@@ -216,7 +215,7 @@ class Caller:
         until = time.monotonic() + RETRY_FOR
         number = 0
         while True:
-            request_id = uuid.uuid4().hex
+            request_id = new_key()
             connection = self._connection()
             left = max(deadline - time.monotonic(), 0.001)
             try:

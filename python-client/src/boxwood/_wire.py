@@ -29,12 +29,21 @@ from .records import (
 W = TypeVar("W", bound=Word)
 
 
-def _word(cls: type[W], enum: Any, number: int, prefix: str = "") -> W:
-    try:
-        name: str = enum.Name(number)
-        return cls[name[len(prefix) :]]
-    except (ValueError, KeyError):
-        return cls["UNKNOWN"]
+def _words(cls: type[W], enum: Any, prefix: str = "") -> dict[int, W]:
+    """The words of an enumeration by their numbers."""
+    return {
+        number: cls[name[len(prefix) :]]
+        for name, number in enum.items()
+        if name[len(prefix) :] in cls.__members__
+    }
+
+
+# Read once: a node is read in every turn, and a look-up by name costs more than the rest of it.
+_EFFECT_KINDS = _words(EffectKind, pb.Effect.Kind)
+_VERDICTS = _words(Verdict, pb.Verdict, "VERDICT_")
+_CAPTURES = _words(CaptureStatus, pb.CaptureStatus, "CAPTURE_STATUS_")
+_PROCESS_KINDS = _words(ProcessKind, pb.ProcessKind, "PROCESS_KIND_")
+_TURN_STATUSES = _words(TurnStatus, pb.TurnStatus, "TURN_STATUS_")
 
 
 def observation(m: pb.Observation) -> Observation:
@@ -67,27 +76,27 @@ def command_result(m: pb.CommandResult) -> CommandResult:
 
 def effects(items: Sequence[pb.Effect]) -> tuple[Effect, ...]:
     """Reads Effect messages."""
-    return tuple(Effect(_word(EffectKind, pb.Effect.Kind, m.kind), m.subject, m.detail) for m in items)
+    return tuple(Effect(_EFFECT_KINDS.get(m.kind, EffectKind.UNKNOWN), m.subject, m.detail) for m in items)
 
 
 def verdict(number: int) -> Verdict:
     """Reads a verdict."""
-    return _word(Verdict, pb.Verdict, number, "VERDICT_")
+    return _VERDICTS.get(number, Verdict.UNKNOWN)
 
 
 def capture_status(number: int) -> CaptureStatus:
     """Reads a capture status."""
-    return _word(CaptureStatus, pb.CaptureStatus, number, "CAPTURE_STATUS_")
+    return _CAPTURES.get(number, CaptureStatus.UNKNOWN)
 
 
 def process_kind(number: int) -> ProcessKind:
     """Reads a process kind."""
-    return _word(ProcessKind, pb.ProcessKind, number, "PROCESS_KIND_")
+    return _PROCESS_KINDS.get(number, ProcessKind.UNKNOWN)
 
 
 def turn_status(number: int) -> TurnStatus:
     """Reads a turn's status."""
-    return _word(TurnStatus, pb.TurnStatus, number, "TURN_STATUS_")
+    return _TURN_STATUSES.get(number, TurnStatus.UNKNOWN)
 
 
 def image(m: pb.Image) -> Image:

@@ -42,6 +42,28 @@ if TYPE_CHECKING:
 _QUIET = 10.0
 
 
+class _Cancelling:
+    """A block in which whatever this side breaks off ends on the other side as well."""
+
+    __slots__ = ("_sandbox",)
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        # What the daemon said it knows; a deadline of this side it may not know.
+        by_daemon = isinstance(error, BoxwoodError) and not (
+            isinstance(error, errors.DeadlineExceeded) and not error.reason
+        )
+        if error is not None and not by_daemon:
+            self._sandbox._cancel_quietly()
+
+
 class Sandbox:
     """A live sandbox. Its head is the node that it stands at.
 
@@ -169,11 +191,14 @@ class Sandbox:
             sandbox_id=self.id,
             command=command_message(command, cwd, env, user, stdin, timeout, output_limit),
             ack=ack_message(ack),
-            node=pb.NodeInput(labels=labels or {}, policy_version=policy_version, payload=payload),
             idempotency_key=idempotency_key or new_key(),
             busy_wait_ns=round(busy_wait * 1e9),
             result_only=on_stdout is None and on_stderr is None,
         )
+        if labels or policy_version or payload:
+            request.node.CopyFrom(
+                pb.NodeInput(labels=labels or {}, policy_version=policy_version, payload=payload)
+            )
         limit = LONGEST_TURN if timeout is None else timeout + busy_wait + MARGIN
         with self._cancelling():
             event = last_event(
@@ -195,19 +220,8 @@ class Sandbox:
             raise CommandFailed(turn)
         return turn
 
-    @contextlib.contextmanager
-    def _cancelling(self) -> Iterator[None]:
-        """Whatever this side breaks off ends on the other side as well."""
-        try:
-            yield
-        except BoxwoodError as error:
-            # The daemon said it, so it knows; a deadline of this side it may not know.
-            if isinstance(error, errors.DeadlineExceeded) and not error.reason:
-                self._cancel_quietly()
-            raise
-        except BaseException:
-            self._cancel_quietly()
-            raise
+    def _cancelling(self) -> _Cancelling:
+        return _Cancelling(self)
 
     def _cancel_quietly(self) -> None:
         with contextlib.suppress(BoxwoodError):

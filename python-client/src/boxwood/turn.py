@@ -53,14 +53,15 @@ def command_message(
     output_limit: int,
 ) -> pb.Command:
     """Writes a Command message; see `Sandbox.run` for the arguments."""
-    message = pb.Command(
-        cwd=cwd or "",
-        env=env or {},
-        user=user or "",
-        stdin=as_bytes(stdin or b""),
-        deadline_ns=ns(timeout),
-        output_limit=output_limit,
-    )
+    message = pb.Command(deadline_ns=ns(timeout), output_limit=output_limit)
+    if cwd:
+        message.cwd = cwd
+    if user:
+        message.user = user
+    if env:
+        message.env.update(env)
+    if stdin:
+        message.stdin = as_bytes(stdin)
     if isinstance(command, (str, bytes)):
         message.shell = as_bytes(command)
     else:
@@ -102,7 +103,9 @@ def last_event(
     """Makes the call of a command and hands its output on; returns the event with the outcome."""
     if request.result_only:
         return caller.only_event(method, request, timeout=timeout, retry=retry)
-    events = caller.stream(method, request, timeout=timeout, retry=retry, on_restart=relay.restart if retry else None)
+    events = caller.stream(
+        method, request, timeout=timeout, retry=retry, on_restart=relay.restart if retry else None
+    )
     outcome: pb.TurnEvent | None = None
     with contextlib.closing(events):  # type: ignore[type-var]
         for event in events:
@@ -170,7 +173,12 @@ class OpenTurn:
         )
         limit = LONGEST_TURN if timeout is None else timeout + MARGIN
         event = last_event(
-            self.sandbox._client._caller, "Exec", request, Relay(on_stdout, on_stderr), timeout=limit, retry=False
+            self.sandbox._client._caller,
+            "Exec",
+            request,
+            Relay(on_stdout, on_stderr),
+            timeout=limit,
+            retry=False,
         )
         result = _wire.command_result(event.command)
         if check and not result.ok:
