@@ -1,16 +1,14 @@
 """Ten lines of Boxwood: a turn, a fork of its node, eight independent children.
 
-Run: python3 examples/quickstart.py [SOCKET] [IMAGE]
+It needs a daemon (`boxwood serve`) and an image (`boxwood image build-base`).
 """
 
-import sys
+import os
 
 import boxwood
 
-address = sys.argv[1] if len(sys.argv) > 1 else None
-image = sys.argv[2] if len(sys.argv) > 2 else "boxwood/base:latest"
-
-with boxwood.connect(address) as client, client.create_tree(image=image) as tree:
+image = os.environ.get("BOXWOOD_IMAGE", "boxwood/base")
+with boxwood.connect() as client, client.create_tree(image=image) as tree:
     turn = tree.sandbox.run("echo hello > /tmp/greeting")
     print(turn.verdict, [str(effect) for effect in turn.effects])
     with turn.node.fork(8) as children:

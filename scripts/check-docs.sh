@@ -8,6 +8,9 @@
 # Lines without it are output, of which "..." stands for anything; they must
 # occur in the real output, in that order. Blocks without the mark are only shown.
 #
+# A block after <!-- file: PATH --> must stand in that file as it is, which is run
+# elsewhere.
+#
 # Links to files of the checkout must lead somewhere, in every page.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -58,24 +61,38 @@ def run(page, line, block, must_fail):
         fail(page, line, f"the output lacks {absent!r}:\n{done.stdout[-2000:]}")
 
 
+def stands(page, line, block, path):
+    if "\n".join(block) not in open(path, encoding="utf-8").read():
+        fail(page, line, f"the block isn't what stands in {path}")
+
+
 for page in sys.argv[1:]:
     lines = open(page, encoding="utf-8").read().split("\n")
-    mark, block, start, fenced = None, None, 0, False
+    mark, block, start, fenced, source, quoted = None, None, 0, False, None, None
     for number, text in enumerate(lines, 1):
         if text.startswith("```"):
             if not fenced and mark and text.strip() == "```console":
                 block, start = [], number
+            elif not fenced and source:
+                quoted, start = [], number
             elif fenced and block is not None:
                 run(page, start, block, mark == "fails")
                 block = None
+            elif fenced and quoted is not None:
+                stands(page, start, quoted, source)
+                source = quoted = None
             fenced = not fenced
             if not fenced:
                 mark = None
         elif block is not None:
             block.append(text)
+        elif quoted is not None:
+            quoted.append(text)
         elif not fenced:
             if found := re.fullmatch(r"<!-- run(?:: (fails))? -->", text.strip()):
                 mark = found[1] or "works"
+            if found := re.fullmatch(r"<!-- file: (\S+) -->", text.strip()):
+                source = found[1]
             for target in re.findall(r"\]\(([^)#\s]+)", text):
                 if "://" not in target and not target.startswith("mailto:"):
                     links += 1

@@ -2,7 +2,8 @@
 
 Without either the tests are skipped, and fail instead if BOXWOOD_REQUIRE=all.
 BOXWOOD_IMAGE names an image with bash, coreutils, python3 and git; without it a
-small root file system is made of this host's own programs.
+small root file system is made of this host's own programs, and the base image is
+built where python3 and git are needed.
 """
 
 from __future__ import annotations
@@ -107,6 +108,24 @@ def image(socket_path: str) -> str:
     finally:
         shutil.rmtree(folder)
     return "boxwood-test/small:latest"
+
+
+@pytest.fixture(scope="session")
+def base_image(socket_path: str) -> str:
+    """An image with python3 and git: the base image, built once and then cached."""
+    if given := os.environ.get("BOXWOOD_IMAGE"):
+        return given
+    binary = Path(os.environ.get("BOXWOOD_BIN") or REPOSITORY / "bin" / "boxwood")
+    if not binary.exists():
+        missing(f"no {binary} to build the base image with, and no $BOXWOOD_IMAGE")
+    cache = os.environ.get("BOXWOOD_CACHE") or str(REPOSITORY / ".cache" / "images")
+    subprocess.run(
+        [str(binary), "--address", socket_path, "image", "build-base", "--cache", cache],
+        stdout=subprocess.DEVNULL,
+        check=True,
+        timeout=250,
+    )
+    return "boxwood/base:latest"
 
 
 def small_root(folder: Path) -> None:
