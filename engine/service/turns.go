@@ -25,6 +25,7 @@ func (s *Service) RunTurn(req *boxwoodv1.RunTurnRequest, out grpc.ServerStreamin
 		return err
 	}
 	ctx := out.Context()
+	var unstreamed int64
 	result, _, err := once(ctx, s, req.GetIdempotencyKey(), req, &boxwoodv1.TurnResult{}, func(rec record) (*boxwoodv1.TurnResult, error) {
 		c := command(req.GetCommand())
 		relay := &relay{out: out}
@@ -37,11 +38,13 @@ func (s *Service) RunTurn(req *boxwoodv1.RunTurnRequest, out grpc.ServerStreamin
 		if err != nil {
 			return nil, err
 		}
+		unstreamed = relay.unstreamed
 		return s.acknowledge(ctx, r, req.GetAck())
 	})
 	if err != nil {
 		return err
 	}
+	result.Unstreamed = unstreamed
 	return out.Send(&boxwoodv1.TurnEvent{Event: &boxwoodv1.TurnEvent_Result{Result: result}})
 }
 
@@ -77,16 +80,23 @@ func checkCommand(c *boxwoodv1.Command) error {
 	return nil
 }
 
-// relay sends output to the client without ever holding up the command: what a
-// slow client has no room for is left out of the stream (the observation has
-// head and tail of everything). Its goroutine begins with the first output, since
+// relay sends output to the client. A client that is slow to take it holds up its
+// own command, but for no longer than patience in all; what comes after that and
+// finds no room is left out of the stream and counted (the observation has head
+// and tail of everything). Its goroutine begins with the first output, since
 // most turns of an agent's loop are short and many are silent. One goroutine at a time
 // writes and closes.
 type relay struct {
 	out    grpc.ServerStreamingServer[boxwoodv1.TurnEvent]
 	chunks chan *boxwoodv1.TurnEvent // nil: no output yet
 	done   chan struct{}
+
+	waited     time.Duration
+	unstreamed int64
 }
+
+// patience is short beside the deadlines of turns, which wait for it.
+const patience = 2 * time.Second
 
 func (r *relay) start() {
 	r.chunks, r.done = make(chan *boxwoodv1.TurnEvent, 64), make(chan struct{})
@@ -115,10 +125,30 @@ func (r *relay) write(stderr bool, p []byte) {
 		if stderr {
 			m.Event = &boxwoodv1.TurnEvent_Stderr{Stderr: part}
 		}
-		select {
-		case r.chunks <- m:
-		default:
+		if !r.offer(m) {
+			r.unstreamed += int64(n)
 		}
+	}
+}
+
+func (r *relay) offer(m *boxwoodv1.TurnEvent) bool {
+	select {
+	case r.chunks <- m:
+		return true
+	default:
+	}
+	if r.waited >= patience {
+		return false
+	}
+	began := time.Now()
+	timer := time.NewTimer(patience - r.waited)
+	defer timer.Stop()
+	defer func() { r.waited += time.Since(began) }()
+	select {
+	case r.chunks <- m:
+		return true
+	case <-timer.C:
+		return false
 	}
 }
 
@@ -154,6 +184,7 @@ func (s *Service) Exec(req *boxwoodv1.ExecRequest, out grpc.ServerStreamingServe
 	}
 	return out.Send(&boxwoodv1.TurnEvent{Event: &boxwoodv1.TurnEvent_Command{Command: &boxwoodv1.CommandResult{
 		Observation: observationMessage(r.Observation), Status: boxwoodv1.TurnStatus(r.Status), WallNs: int64(r.Wall),
+		Unstreamed: relay.unstreamed,
 	}}})
 }
 

@@ -279,3 +279,43 @@ func TestResultOnly(t *testing.T) {
 		}
 	}
 }
+
+// A client that doesn't read what is streamed: the command isn't held up for
+// long, the sandbox goes on, and what was left out is counted.
+func TestSlowReaderHoldsUpNobody(t *testing.T) {
+	d := running(t)
+	_, sb := d.newTree(t)
+	stream, err := d.client.RunTurn(ctx(t), &boxwoodv1.RunTurnRequest{SandboxId: sb.GetId(), Command: &boxwoodv1.Command{
+		Shell: []byte("echo begun; head -c 300000000 /dev/zero; echo done >&2")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := stream.Recv()
+	if err != nil || !bytes.HasPrefix(m.GetStdout(), []byte("begun\n")) {
+		t.Fatal(m, err)
+	}
+	first := int64(len(m.GetStdout()))
+	// No more is read until another turn of the sandbox has run.
+	r, err := d.tryRun(t, &boxwoodv1.RunTurnRequest{SandboxId: sb.GetId(), BusyWaitNs: int64(30 * time.Second), Command: &boxwoodv1.Command{Shell: []byte("echo next")}})
+	if err != nil || string(r.GetNode().GetObservation().GetStdout()) != "next\n" {
+		t.Fatal(r, err)
+	}
+	streamed := int64(0)
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		streamed += int64(len(m.GetStdout()) + len(m.GetStderr()))
+		if res := m.GetResult(); res != nil {
+			o := res.GetNode().GetObservation()
+			if res.GetUnstreamed() == 0 || first+streamed+res.GetUnstreamed() != 300000011 {
+				t.Fatalf("%d bytes streamed, %d left out", streamed, res.GetUnstreamed())
+			}
+			if int64(len(o.GetStdout()))+o.GetStdoutOmitted() != 300000006 || string(o.GetStderr()) != "done\n" {
+				t.Fatal("the observation must have head and tail of everything")
+			}
+			return
+		}
+	}
+}

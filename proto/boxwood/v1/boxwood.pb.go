@@ -3091,10 +3091,12 @@ func (*TurnEvent_Command) isTurnEvent_Event() {}
 func (*TurnEvent_Result) isTurnEvent_Event() {}
 
 type CommandResult struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Observation   *Observation           `protobuf:"bytes,1,opt,name=observation,proto3" json:"observation,omitempty"`
-	Status        TurnStatus             `protobuf:"varint,2,opt,name=status,proto3,enum=boxwood.v1.TurnStatus" json:"status,omitempty"`
-	WallNs        int64                  `protobuf:"varint,3,opt,name=wall_ns,json=wallNs,proto3" json:"wall_ns,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Observation *Observation           `protobuf:"bytes,1,opt,name=observation,proto3" json:"observation,omitempty"`
+	Status      TurnStatus             `protobuf:"varint,2,opt,name=status,proto3,enum=boxwood.v1.TurnStatus" json:"status,omitempty"`
+	WallNs      int64                  `protobuf:"varint,3,opt,name=wall_ns,json=wallNs,proto3" json:"wall_ns,omitempty"`
+	// As in TurnResult.
+	Unstreamed    int64 `protobuf:"varint,4,opt,name=unstreamed,proto3" json:"unstreamed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3146,6 +3148,13 @@ func (x *CommandResult) GetStatus() TurnStatus {
 func (x *CommandResult) GetWallNs() int64 {
 	if x != nil {
 		return x.WallNs
+	}
+	return 0
+}
+
+func (x *CommandResult) GetUnstreamed() int64 {
+	if x != nil {
+		return x.Unstreamed
 	}
 	return 0
 }
@@ -3241,7 +3250,10 @@ type TurnResult struct {
 	Node    *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	Timings *Timings               `protobuf:"bytes,2,opt,name=timings,proto3" json:"timings,omitempty"`
 	// Set when the sandbox did not survive the turn.
-	SandboxLost   bool `protobuf:"varint,3,opt,name=sandbox_lost,json=sandboxLost,proto3" json:"sandbox_lost,omitempty"`
+	SandboxLost bool `protobuf:"varint,3,opt,name=sandbox_lost,json=sandboxLost,proto3" json:"sandbox_lost,omitempty"`
+	// Bytes of output that were left out of the stream because the client was too
+	// slow to take them. The observation has head and tail of everything.
+	Unstreamed    int64 `protobuf:"varint,4,opt,name=unstreamed,proto3" json:"unstreamed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3295,6 +3307,13 @@ func (x *TurnResult) GetSandboxLost() bool {
 		return x.SandboxLost
 	}
 	return false
+}
+
+func (x *TurnResult) GetUnstreamed() int64 {
+	if x != nil {
+		return x.Unstreamed
+	}
+	return 0
 }
 
 type BeginTurnRequest struct {
@@ -6708,11 +6727,14 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x06stderr\x18\x02 \x01(\fH\x00R\x06stderr\x125\n" +
 	"\acommand\x18\x03 \x01(\v2\x19.boxwood.v1.CommandResultH\x00R\acommand\x120\n" +
 	"\x06result\x18\x04 \x01(\v2\x16.boxwood.v1.TurnResultH\x00R\x06resultB\a\n" +
-	"\x05event\"\x93\x01\n" +
+	"\x05event\"\xb3\x01\n" +
 	"\rCommandResult\x129\n" +
 	"\vobservation\x18\x01 \x01(\v2\x17.boxwood.v1.ObservationR\vobservation\x12.\n" +
 	"\x06status\x18\x02 \x01(\x0e2\x16.boxwood.v1.TurnStatusR\x06status\x12\x17\n" +
-	"\awall_ns\x18\x03 \x01(\x03R\x06wallNs\"\xc6\x01\n" +
+	"\awall_ns\x18\x03 \x01(\x03R\x06wallNs\x12\x1e\n" +
+	"\n" +
+	"unstreamed\x18\x04 \x01(\x03R\n" +
+	"unstreamed\"\xc6\x01\n" +
 	"\aTimings\x12&\n" +
 	"\x0fcapture_wait_ns\x18\x01 \x01(\x03R\rcaptureWaitNs\x12\x1d\n" +
 	"\n" +
@@ -6722,12 +6744,15 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\trecord_ns\x18\x04 \x01(\x03R\brecordNs\x12\x19\n" +
 	"\btotal_ns\x18\x05 \x01(\x03R\atotalNs\x12\x1d\n" +
 	"\n" +
-	"capture_ns\x18\x06 \x01(\x03R\tcaptureNs\"\x84\x01\n" +
+	"capture_ns\x18\x06 \x01(\x03R\tcaptureNs\"\xa4\x01\n" +
 	"\n" +
 	"TurnResult\x12$\n" +
 	"\x04node\x18\x01 \x01(\v2\x10.boxwood.v1.NodeR\x04node\x12-\n" +
 	"\atimings\x18\x02 \x01(\v2\x13.boxwood.v1.TimingsR\atimings\x12!\n" +
-	"\fsandbox_lost\x18\x03 \x01(\bR\vsandboxLost\"\x9d\x01\n" +
+	"\fsandbox_lost\x18\x03 \x01(\bR\vsandboxLost\x12\x1e\n" +
+	"\n" +
+	"unstreamed\x18\x04 \x01(\x03R\n" +
+	"unstreamed\"\x9d\x01\n" +
 	"\x10BeginTurnRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1f\n" +

@@ -1355,8 +1355,11 @@ class CommandResult(google.protobuf.message.Message):
     OBSERVATION_FIELD_NUMBER: builtins.int
     STATUS_FIELD_NUMBER: builtins.int
     WALL_NS_FIELD_NUMBER: builtins.int
+    UNSTREAMED_FIELD_NUMBER: builtins.int
     status: global___TurnStatus.ValueType
     wall_ns: builtins.int
+    unstreamed: builtins.int
+    """As in TurnResult."""
     @property
     def observation(self) -> global___Observation: ...
     def __init__(
@@ -1365,9 +1368,10 @@ class CommandResult(google.protobuf.message.Message):
         observation: global___Observation | None = ...,
         status: global___TurnStatus.ValueType = ...,
         wall_ns: builtins.int = ...,
+        unstreamed: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["observation", b"observation"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["observation", b"observation", "status", b"status", "wall_ns", b"wall_ns"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["observation", b"observation", "status", b"status", "unstreamed", b"unstreamed", "wall_ns", b"wall_ns"]) -> None: ...
 
 global___CommandResult = CommandResult
 
@@ -1410,8 +1414,13 @@ class TurnResult(google.protobuf.message.Message):
     NODE_FIELD_NUMBER: builtins.int
     TIMINGS_FIELD_NUMBER: builtins.int
     SANDBOX_LOST_FIELD_NUMBER: builtins.int
+    UNSTREAMED_FIELD_NUMBER: builtins.int
     sandbox_lost: builtins.bool
     """Set when the sandbox did not survive the turn."""
+    unstreamed: builtins.int
+    """Bytes of output that were left out of the stream because the client was too
+    slow to take them. The observation has head and tail of everything.
+    """
     @property
     def node(self) -> global___Node: ...
     @property
@@ -1422,9 +1431,10 @@ class TurnResult(google.protobuf.message.Message):
         node: global___Node | None = ...,
         timings: global___Timings | None = ...,
         sandbox_lost: builtins.bool = ...,
+        unstreamed: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["node", b"node", "timings", b"timings"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["node", b"node", "sandbox_lost", b"sandbox_lost", "timings", b"timings"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node", b"node", "sandbox_lost", b"sandbox_lost", "timings", b"timings", "unstreamed", b"unstreamed"]) -> None: ...
 
 global___TurnResult = TurnResult
 
