@@ -15,7 +15,6 @@ HERE = Path(__file__).resolve().parents[1]
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])
 def test_build_and_install(tmp_path: Path, kind: str) -> None:
-    pytest.importorskip("build")
     run([sys.executable, "-m", "build", f"--{kind}", "--outdir", str(tmp_path), str(HERE)])
     (built,) = tmp_path.iterdir()
     if kind == "wheel":
