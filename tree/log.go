@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -56,8 +57,8 @@ func varint(v uint64) []byte { return binary.AppendUvarint(nil, v) }
 //
 // pebble calls Fatalf where it can't go on, and Fatalf must not return. Instead
 // of ending the daemon, whose sandboxes and readers are well, that ends the
-// goroutine it was called from: a background one of pebble's, or the
-// committer's short-lived one (see commit). The store then takes no write.
+// goroutine it was called from: a background one of pebble's, or guard's. Only
+// below commit, whose goroutine is a caller's, it panics. The store then takes no write.
 type disk struct {
 	db  *pebble.DB
 	fs  vfs.FS
@@ -175,35 +176,62 @@ func (d *disk) commit(b *pebble.Batch) error {
 	if flushWrites {
 		opts = pebble.Sync
 	}
-	if err := guard(func() error { return b.Commit(opts) }); err != nil {
+	if err := commitHere(b, opts); err != nil {
 		d.fail(err)
 		return d.cause
 	}
 	return nil
 }
 
-// guard runs f in a goroutine that Fatalf may end. pebble panics where a
-// directory can't be flushed; here that is a failure like the others. (In a
-// goroutine of pebble's own it ends the process, which is what a crash does:
-// what was acknowledged is there at the next start.)
+// commitHere commits in the caller's goroutine: a turn waits for it, and two hops to
+// another and back cost as much as the flush. Fatalf finds it on the stack by its name.
+//
+//go:noinline
+func commitHere(b *pebble.Batch, opts *pebble.WriteOptions) (err error) {
+	defer func() { recovered(recover(), &err) }()
+	return b.Commit(opts)
+}
+
+// inCommit: commitHere is on this goroutine's stack. For Fatalf only, where time doesn't matter.
+func inCommit() bool {
+	pcs := make([]uintptr, 256)
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(1, pcs)])
+	for {
+		f, more := frames.Next()
+		if strings.HasSuffix(f.Function, "/tree.commitHere") {
+			return true
+		}
+		if !more {
+			return false
+		}
+	}
+}
+
+// guard runs f in a goroutine that Fatalf may end.
 func guard(f func() error) (err error) {
 	err = errors.New("the log gave up")
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		defer func() {
-			switch p := recover().(type) {
-			case nil:
-			case error:
-				err = fmt.Errorf("the log gave up: %w", p)
-			default:
-				err = fmt.Errorf("the log gave up: %v", p)
-			}
-		}()
+		defer func() { recovered(recover(), &err) }()
 		err = f()
 	}()
 	<-done
 	return err
+}
+
+// recovered makes an error of a panic. pebble panics where a directory can't be
+// flushed; here that is a failure like the others. (In a goroutine of pebble's own it
+// ends the process, which is what a crash does: what was acknowledged is there at the
+// next start.)
+func recovered(p any, err *error) {
+	switch p := p.(type) {
+	case nil:
+	case error:
+		*err = fmt.Errorf("the log gave up: %w", p)
+	default:
+		*err = fmt.Errorf("the log gave up: %v", p)
+	}
 }
 
 func (d *disk) get(key []byte) ([]byte, error) {
@@ -289,6 +317,9 @@ func (d *disk) Fatalf(format string, args ...any) {
 		}
 	}
 	d.fail(g)
+	if inCommit() {
+		panic(g)
+	}
 	runtime.Goexit()
 }
 

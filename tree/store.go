@@ -77,13 +77,15 @@ type Store struct {
 	next   uint64 // index of the last write in head
 	open   *group // collects; nil if there is none
 	latest *group // that was opened last, maybe flushed long ago
-	failed error  // why no more writes are taken
-	closed bool
+	// flushing: one goroutine flushes, and sees to it that what is open when it has
+	// done so is flushed next.
+	flushing bool
+	idle     sync.Cond // of mu: flushing has become false
+	failed   error     // why no more writes are taken
+	closed   bool
 
-	wake      chan struct{} // there may be an open group; closed by Close
-	committed chan struct{} // closed when the committer has ended
-	closing   sync.Once
-	closeErr  error
+	closing  sync.Once
+	closeErr error
 
 	watch watchers
 }
@@ -117,7 +119,8 @@ func Open(dir string, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{o: o, log: log, wake: make(chan struct{}, 1), committed: make(chan struct{})}
+	s := &Store{o: o, log: log}
+	s.idle.L = &s.mu
 	s.watch.init(o.MaxWatchBuffer)
 	now, err := load(log)
 	if err != nil {
@@ -126,7 +129,6 @@ func Open(dir string, o Options) (*Store, error) {
 	}
 	s.state.Store(now)
 	s.head, s.next = now.db.Snapshot(), now.index
-	go s.commitLoop()
 	return s, nil
 }
 
@@ -136,9 +138,10 @@ func (s *Store) Close() error {
 	s.closing.Do(func() {
 		s.mu.Lock()
 		s.closed = true
-		close(s.wake)
+		for s.flushing {
+			s.idle.Wait()
+		}
 		s.mu.Unlock()
-		<-s.committed
 		s.watch.close(errClosed())
 		s.closeErr = s.log.close()
 	})
@@ -159,32 +162,56 @@ func (s *Store) Close() error {
 //
 // f must not call Update, nor keep tx.
 func (s *Store) Update(ctx context.Context, f func(tx *Tx) error) (index uint64, err error) {
-	g, index, err := s.apply(ctx, f)
+	g, first, index, err := s.apply(ctx, f)
 	if err != nil || g == nil {
 		return index, err
+	}
+	if first {
+		s.flush()
 	}
 	<-g.done
 	return index, g.err
 }
 
+// Start is Update in two steps, for a change that must be in order but that
+// nobody has to wait for: when it returns, later changes see this one; done then
+// waits until it is durable and visible, and must be called once. For what has
+// to survive the daemon without that, something else must vouch.
+func (s *Store) Start(ctx context.Context, f func(tx *Tx) error) (done func() error, err error) {
+	g, first, _, err := s.apply(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	if first {
+		go s.flush()
+	}
+	return func() error {
+		if g == nil {
+			return nil
+		}
+		<-g.done
+		return g.err
+	}, nil
+}
+
 // apply runs f over head and adds what it wrote to the open group; nil if it
-// wrote nothing.
-func (s *Store) apply(ctx context.Context, f func(tx *Tx) error) (*group, uint64, error) {
+// wrote nothing. If first, nobody flushes, and the caller has to.
+func (s *Store) apply(ctx context.Context, f func(tx *Tx) error) (g *group, first bool, index uint64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := ctx.Err(); err != nil {
-		return nil, 0, contextFault(err)
+		return nil, false, 0, contextFault(err)
 	}
 	if s.closed {
-		return nil, 0, errClosed()
+		return nil, false, 0, errClosed()
 	}
 	if s.failed != nil {
-		return nil, 0, s.failed
+		return nil, false, 0, s.failed
 	}
 	if s.open == nil {
 		s.open = &group{txn: s.head.Txn(true), batch: s.log.db.NewBatch(), done: make(chan struct{})}
 	}
-	g := s.open
+	g = s.open
 	tx := &Tx{reader: reader{g.txn, s.next}, s: s, now: s.o.Clock().UTC()}
 	kept := false
 	defer func() { // also when f panics
@@ -193,14 +220,14 @@ func (s *Store) apply(ctx context.Context, f func(tx *Tx) error) (*group, uint64
 		}
 	}()
 	if err := f(tx); err != nil {
-		return nil, 0, err
+		return nil, false, 0, err
 	}
 	tx.settle()
 	if len(tx.ops) == 0 {
-		return nil, s.next, nil
+		return nil, false, s.next, nil
 	}
 	if err := s.room(tx); err != nil {
-		return nil, 0, err
+		return nil, false, 0, err
 	}
 	g.events = append(g.events, tx.newest()...)
 	kept = true
@@ -212,11 +239,9 @@ func (s *Store) apply(ctx context.Context, f func(tx *Tx) error) (*group, uint64
 			_ = g.batch.Set(op.key, op.value, nil)
 		}
 	}
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
-	return g, s.next, nil
+	first = !s.flushing
+	s.flushing = true
+	return g, first, s.next, nil
 }
 
 // room refuses a change on a nearly full disk. One that removes something may
@@ -235,40 +260,39 @@ func (s *Store) room(tx *Tx) error {
 		WithHint("free some space; nothing needs to be started again").After(10 * time.Second)
 }
 
-// commitLoop flushes one group after the other: log, then memory, then
-// watchers, then those who wait for the reply.
-func (s *Store) commitLoop() {
-	defer close(s.committed)
-	for open := true; open; {
-		_, open = <-s.wake
-		g := s.seal()
-		if g == nil {
-			continue
-		}
+// flush makes the open group durable, then visible, then known: log, memory,
+// watchers, those who wait for the reply. The change that finds nobody at it flushes in
+// its own goroutine, since each hand-over to another costs a good part of a flush; what has
+// come meanwhile goes to one of its own, so that no change waits for a later one.
+func (s *Store) flush() {
+	if g := s.seal(); g != nil {
 		_ = g.batch.Set(indexKey, varint(g.after.index), nil)
 		if err := s.log.commit(g.batch); err != nil {
 			s.giveUp(g, err)
-			continue
+		} else {
+			_ = g.batch.Close()
+			s.state.Store(&g.after)
+			s.watch.publish(g.events)
+			close(g.done)
 		}
-		_ = g.batch.Close()
-		s.state.Store(&g.after)
-		s.watch.publish(g.events)
-		close(g.done)
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open != nil && !s.open.batch.Empty() {
+		go s.flush()
+		return
+	}
+	s.flushing = false
+	s.idle.Broadcast()
 }
 
-// seal closes the open group to further changes; nil if it has none.
+// seal closes the open group to further changes; nil if there is none.
 func (s *Store) seal() *group {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	g := s.open
 	s.open = nil
 	if g == nil {
-		return nil
-	}
-	if g.batch.Empty() { // all its changes were refused
-		g.txn.Abort()
-		_ = g.batch.Close()
 		return nil
 	}
 	g.txn.Commit()
