@@ -1,6 +1,11 @@
 /* Every way of changing something that the inspector must see, and many ways of
- * changing nothing: `ways [-t] NAME` does one. With -t an idle thread shares the
- * descriptors meanwhile. The status is 0 when the call did what it says.
+ * changing nothing: `ways NAME...` does one after the other. The status is 0 when
+ * the calls did what they say. Before the names:
+ *   -t  an idle thread shares the descriptors meanwhile
+ *   -r  a thread swaps them for the null device and back all the time
+ *   -i  the descriptors are inherited: the parent has opened them
+ *   -s  no names: leave a process behind that holds them and a mapping of old
+ *   -S  that process does it
  *
  * In the working directory: old, other (8 KiB), big (1 MiB), empty, x (user.k),
  * d/f, e/ (empty).
@@ -46,7 +51,33 @@
 #define MUST(x) ({ long r_ = (long)(x); if (r_ == -1) { fprintf(stderr, "%s:%d %s: %m\n", __func__, __LINE__, #x); exit(1); } r_; })
 #define W(name) static void name(void)
 
-static int rw(const char *p) { return MUST(open(p, O_RDWR)); }
+/* What was opened ahead, by another process or in an earlier turn. */
+static struct { const char *name; int fd; } held[] = {{"old", -1}, {"other", -1}, {"big", -1}, {"empty", -1}, {"x", -1}};
+#define NHELD (sizeof held / sizeof *held)
+static char *mapped;
+static int racing;
+static void *swap(void *a) { int *f = a; for (;;) { dup2(f[1], f[2]); dup2(f[0], f[2]); } return 0; }
+static int raced(int fd)
+{
+	static int f[8][3], n;
+	if (n == 8) return fd;
+	int *g = f[n++]; pthread_t t;
+	g[0] = fd; g[1] = MUST(open("/dev/null", O_RDWR)); g[2] = dup(fd);
+	MUST(-(pthread_create(&t, 0, swap, g) != 0));
+	return g[2];
+}
+static int rw(const char *p)
+{
+	int fd = -1;
+	for (unsigned i = 0; i < NHELD; i++) if (held[i].fd >= 0 && !strcmp(held[i].name, p)) fd = MUST(dup(held[i].fd));
+	if (fd < 0) fd = MUST(open(p, O_RDWR));
+	return racing ? raced(fd) : fd;
+}
+static void hold(void)
+{
+	for (unsigned i = 0; i < NHELD; i++) held[i].fd = MUST(open(held[i].name, O_RDWR));
+	mapped = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, held[0].fd, 0);
+}
 
 /* ---- content ---- */
 W(write_) { MUST(write(rw("old"), "hello", 5)); }
@@ -117,6 +148,17 @@ W(memfd_exec) {
 static void *racer(void *a) { for (;;) { dup2(((int *)a)[0], 200); dup2(((int *)a)[1], 200); } return 0; }
 static int *race(void) { static int f[2], p[2]; MUST(pipe2(p, O_NONBLOCK)); f[0] = rw("old"); f[1] = p[1]; pthread_t t; dup2(p[1], 200); pthread_create(&t, 0, racer, f); return f; }
 W(race_write) { int *f = race(); char c = 0; while (c != 'h') { write(200, "h", 1); MUST(pread(f[0], &c, 1, 0)); } }
+/* The path is rewritten while calls read it. */
+static char path[8];
+static void *rewriter(void *a) { for (;;) { memcpy(path, "old", 4); memcpy(path, "nah", 4); } return 0; }
+static void rewrite(void) { pthread_t t; memcpy(path, "old", 4); pthread_create(&t, 0, rewriter, 0); }
+W(race_path_chmod) { rewrite(); while (chmod(path, 0600)) ; }
+W(race_path_truncate) { rewrite(); while (truncate(path, 3)) ; }
+W(race_path_unlink) { rewrite(); while (unlink(path)) ; }
+W(race_close) { int *f = race(); for (int i = 0; i < 200; i++) { int n = dup(f[0]); if (!fork()) _exit(0); write(n, "h", 1); close(n); } while (wait(0) > 0) ; }
+W(mapped_store) { if (!mapped) mapped = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, rw("old"), 0); mapped[9]++; }
+W(sparse) { int fd = rw("old"); MUST(pwrite(fd, "s", 1, 1 << 22)); MUST(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 4096, 1 << 20)); }
+W(concurrent) { for (int c = 0; c < 4; c++) if (!fork()) { int fd = rw("big"); for (int i = 0; i < 32; i++) MUST(pwrite(fd, "c", 1, (c + 4 * i) * 1000)); _exit(0); } while (wait(0) > 0) ; }
 W(race_fchmod) { int *f = race(); struct stat s; do { fchmod(200, 0600); MUST(fstat(f[0], &s)); } while ((s.st_mode & 0777) != 0600); }
 
 /* ---- names ---- */
@@ -216,13 +258,13 @@ W(mount_) { MUST(mount("t", "e", "tmpfs", 0, 0)); }
 W(bind_mount) { MUST(mount("d", "e", 0, MS_BIND, 0)); }
 W(keyring) { MUST(syscall(SYS_add_key, "user", "boxwood-test", "x", 1, -3)); }
 W(sysctl) { MUST(write(MUST(open("/proc/sys/kernel/hostname", O_WRONLY)), "y", 1)); }
-W(lo_ioctl) { struct ifreq r = {}; strcpy(r.ifr_name, "lo"); int s = MUST(socket(AF_INET, SOCK_DGRAM, 0)); MUST(ioctl(s, SIOCGIFFLAGS, &r)); r.ifr_flags |= IFF_UP; MUST(ioctl(s, SIOCSIFFLAGS, &r)); }
+W(lo_ioctl) { struct ifreq r = {}; strcpy(r.ifr_name, "lo"); int s = MUST(socket(AF_INET, SOCK_DGRAM, 0)); r.ifr_mtu = 1400; MUST(ioctl(s, SIOCSIFMTU, &r)); }
 W(netlink_set) {
-	struct { struct nlmsghdr h; struct ifinfomsg i; } m = {{sizeof m, RTM_NEWLINK, NLM_F_REQUEST}, {.ifi_index = 1, .ifi_flags = IFF_UP, .ifi_change = IFF_UP}};
+	struct { struct nlmsghdr h; struct ifinfomsg i; } m = {{sizeof m, RTM_NEWLINK, NLM_F_REQUEST}, {.ifi_index = 1, .ifi_flags = IFF_ALLMULTI, .ifi_change = IFF_ALLMULTI}};
 	MUST(send(MUST(socket(AF_NETLINK, SOCK_RAW, NETLINK_ROUTE)), &m, sizeof m, 0));
 }
 W(netlink_write) {
-	struct { struct nlmsghdr h; struct ifinfomsg i; } m = {{sizeof m, RTM_NEWLINK, NLM_F_REQUEST}, {.ifi_index = 1, .ifi_flags = IFF_UP, .ifi_change = IFF_UP}};
+	struct { struct nlmsghdr h; struct ifinfomsg i; } m = {{sizeof m, RTM_NEWLINK, NLM_F_REQUEST}, {.ifi_index = 1, .ifi_flags = IFF_ALLMULTI, .ifi_change = IFF_ALLMULTI}};
 	MUST(write(MUST(socket(AF_NETLINK, SOCK_RAW, NETLINK_ROUTE)), &m, sizeof m));
 }
 W(limits_of_1) { struct rlimit l; MUST(prlimit(1, RLIMIT_MSGQUEUE, 0, &l)); MUST(prlimit(1, RLIMIT_MSGQUEUE, &l, 0)); }
@@ -261,7 +303,7 @@ static const struct { const char *name; void (*run)(void); } ways[] = {
 	ROW(write_), ROW(pwrite_), ROW(writev_), ROW(pwritev_), ROW(pwritev2_), ROW(append), ROW(write_same), ROW(write_many), ROW(sendfile_), ROW(splice_), ROW(tee_splice),
 	ROW(copy_file_range_), ROW(ficlone), ROW(ficlonerange), ROW(fallocate_), ROW(fallocate_keep), ROW(punch), ROW(zero_range), ROW(truncate_), ROW(truncate_grow), ROW(ftruncate_),
 	ROW(ftruncate_restore), ROW(o_trunc), ROW(o_trunc_empty), ROW(creat_), ROW(openat2_trunc), ROW(o_direct), ROW(mmap_store), ROW(mmap_after_close), ROW(mmap_mprotect), ROW(madv_remove), ROW(madv_remove_half), ROW(read_into_map), ROW(io_submit_),
-	ROW(io_uring_), ROW(int80), ROW(core), ROW(inherited), ROW(stdout_), ROW(proc_self_fd), ROW(passed), ROW(double_fork), ROW(unshared), ROW(memfd_exec), ROW(race_write), ROW(race_fchmod),
+	ROW(io_uring_), ROW(int80), ROW(core), ROW(inherited), ROW(stdout_), ROW(proc_self_fd), ROW(passed), ROW(double_fork), ROW(unshared), ROW(memfd_exec), ROW(race_write), ROW(race_fchmod), ROW(race_path_chmod), ROW(race_path_truncate), ROW(race_path_unlink), ROW(race_close), ROW(mapped_store), ROW(sparse), ROW(concurrent),
 	ROW(create), ROW(tmpfile_link), ROW(rename_), ROW(rename_over), ROW(rename_dir), ROW(rename_into), ROW(exchange), ROW(link_), ROW(symlink_), ROW(mkfifo_), ROW(mknod_), ROW(bind_),
 	ROW(mkdir_), ROW(rmdir_), ROW(unlink_), ROW(unlink_write), ROW(replace_same), ROW(lower_unlink), ROW(lower_write), ROW(lower_chmod), ROW(lower_chmod_dir), ROW(lower_fchmod_dir),
 	ROW(lower_truncate), ROW(lower_create), ROW(long_name), ROW(chmod_), ROW(fchmod_), ROW(fchmodat2_), ROW(chmod_root), ROW(chmod_dir), ROW(fchmod_dir), ROW(chown_), ROW(lchown_), ROW(fchown_),
@@ -274,20 +316,45 @@ static const struct { const char *name; void (*run)(void); } ways[] = {
 
 static void *idle(void *a) { for (;;) pause(); return 0; }
 
+static int run(const char *name)
+{
+	for (unsigned w = 0; w < sizeof ways / sizeof *ways; w++) if (!strcmp(ways[w].name, name)) return ways[w].run(), 0;
+	return fprintf(stderr, "no way %s\n", name), 2;
+}
+
+/* The process that stays listens on a socket that has no file. */
+static struct sockaddr_un door = {AF_UNIX, "\0ways"};
+static int stay(void)
+{
+	int ready[2]; MUST(pipe(ready));
+	if (MUST(fork())) { char c; close(ready[1]); return read(ready[0], &c, 1) == 1 ? 0 : 1; }
+	setsid(); close(0); close(1); close(2); hold();
+	int s = MUST(socket(AF_UNIX, SOCK_SEQPACKET, 0));
+	MUST(bind(s, (void *)&door, sizeof door)); MUST(listen(s, 5)); MUST(write(ready[1], "x", 1)); close(ready[1]);
+	for (;;) {
+		int c = accept(s, 0, 0); char name[64] = {};
+		while (c >= 0 && recv(c, name, sizeof name - 1, 0) > 0) { run(name); send(c, "k", 1, MSG_NOSIGNAL); memset(name, 0, sizeof name); }
+		close(c);
+	}
+}
+static int ask(char **names)
+{
+	int s = MUST(socket(AF_UNIX, SOCK_SEQPACKET, 0)); char c;
+	MUST(connect(s, (void *)&door, sizeof door));
+	for (; *names; names++) { MUST(send(s, *names, strlen(*names), 0)); if (recv(s, &c, 1, 0) != 1) return 1; }
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
-	int threads = argc > 2 && !strcmp(argv[1], "-t");
-	if (threads) {
-		pthread_t t;
-		if (pthread_create(&t, 0, idle, 0)) return 3;
-		argv++, argc--;
+	pthread_t t;
+	for (argv++; *argv && **argv == '-'; argv++) switch (argv[0][1]) {
+	case 't': if (pthread_create(&t, 0, idle, 0)) return 3; break;
+	case 'r': racing = 1; break;
+	case 'i': hold(); int p = MUST(fork()), s; if (p) { waitpid(p, &s, 0); return s != 0; } break;
+	case 's': return stay();
+	case 'S': return ask(argv + 1);
 	}
-	/* several names, one after the other, are one turn */
-	for (int i = 1; i < argc; i++) {
-		unsigned w = 0;
-		for (; w < sizeof ways / sizeof *ways && strcmp(ways[w].name, argv[i]); w++) ;
-		if (w == sizeof ways / sizeof *ways) return fprintf(stderr, "no way %s\n", argv[i]), 2;
-		ways[w].run();
-	}
+	for (; *argv; argv++) if (run(*argv)) return 2;
 	return 0;
 }
