@@ -56,6 +56,9 @@ type Parts struct {
 // Config of an Engine. Zero values mean the defaults named here.
 type Config struct {
 	StateDir string
+	// RunDir holds what lasts as long as sandboxes do, control sockets and births;
+	// empty: a folder of a tmpfs of the host, named after StateDir.
+	RunDir string
 	// Lease is how long a sandbox lives without a call: 30 minutes.
 	Lease time.Duration
 	// TurnDeadline of a command that names none: 10 minutes.
@@ -118,6 +121,8 @@ type Engine struct {
 	reserved  int                     // sandboxes being made
 	closing   bool
 
+	recording sync.WaitGroup // records that are on their way to the disk
+
 	stop context.CancelFunc
 	wg   sync.WaitGroup
 }
@@ -150,7 +155,7 @@ func New(ctx context.Context, parts Parts, cfg Config) (*Engine, error) {
 	return e, nil
 }
 
-func (e *Engine) boxDir() string { return filepath.Join(e.cfg.StateDir, "boxes") }
+func (e *Engine) boxDir() string { return filepath.Join(e.cfg.RunDir, "births") }
 
 // Info is what the engine knows of itself.
 type Info struct {
@@ -219,5 +224,6 @@ func (e *Engine) Close(ctx context.Context) error {
 	e.captures.Close()
 	e.removals.Drain(ctx)
 	e.removals.Close()
+	e.recording.Wait()
 	return e.closeParts()
 }

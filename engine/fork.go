@@ -5,8 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strconv"
 	"sync"
 	"time"
@@ -152,15 +150,10 @@ func (e *Engine) Fork(ctx context.Context, arrived time.Time, wants []Want, o Fo
 		}
 		e.spares.wish(points[i].checkpoint, births[len(births)-1].rec.Limits, w.Count)
 	}
-	// The children's records are made durable while the children are made.
+	// The children's records are written while the children are made.
 	recorded := make(chan error, 1)
 	go func() { recorded <- e.recordBirths(ctx, births) }()
-	var durable sync.Once
-	var durableErr error
-	isDurable := func() error {
-		durable.Do(func() { durableErr = <-recorded })
-		return durableErr
-	}
+	isRecorded := sync.OnceValue(func() error { return <-recorded })
 
 	var mu sync.Mutex
 	var ready []ids.Sandbox
@@ -182,9 +175,9 @@ func (e *Engine) Fork(ctx context.Context, arrived time.Time, wants []Want, o Fo
 			} else if b.spare != nil {
 				e.bury(b.spare)
 			}
-			if dErr := isDurable(); err == nil && dErr != nil {
+			if rErr := isRecorded(); err == nil && rErr != nil {
 				e.bury(b.body)
-				err = dErr
+				err = rErr
 			}
 			c := Child{Want: b.want, Child: b.child, Err: err, Ready: time.Since(arrived)}
 			b.row.Ready = c.Ready
@@ -278,8 +271,11 @@ func mergeLimits(l ...tree.Limits) (out tree.Limits) {
 	return out
 }
 
+// recordBirths puts children on record, in order with all that comes after. It
+// doesn't wait for the disk: against a killed daemon stands the file of each body (see birthFile), and
+// a host that goes down takes the sandboxes with it.
 func (e *Engine) recordBirths(ctx context.Context, births []*birth) error {
-	_, err := e.Store.Update(context.WithoutCancel(ctx), func(tx *tree.Tx) error {
+	done, err := e.Store.Start(context.WithoutCancel(ctx), func(tx *tree.Tx) error {
 		for _, b := range births {
 			if _, err := tx.Node(b.rec.Head); err != nil {
 				return err // pruned in the meantime
@@ -293,6 +289,11 @@ func (e *Engine) recordBirths(ctx context.Context, births []*birth) error {
 	if err != nil {
 		return fmt.Errorf("recording sandboxes: %w", err)
 	}
+	e.recording.Go(func() {
+		if err := done(); err != nil { // the store takes nothing any more, and says so to all
+			e.log.Error("recording sandboxes", "error", err)
+		}
+	})
 	return nil
 }
 
@@ -329,7 +330,7 @@ func (e *Engine) materialise(ctx context.Context, b *birth) error {
 	watch, err := e.watch(made.box, made.upper, b.point.checkpoint)
 	if err == nil {
 		made.watch, made.checkpoint = watch, b.point.checkpoint // a spare's may be another tree's over the same snapshot
-		err = os.WriteFile(filepath.Join(e.boxDir(), string(made.gen)), made.box.Record(), 0o600)
+		err = e.writeBirth(made, b.rec)
 	}
 	if err != nil {
 		if terr := e.tearDown(context.WithoutCancel(ctx), made); terr != nil {

@@ -20,8 +20,6 @@ import (
 // OpenOptions are what the daemon's flags say.
 type OpenOptions struct {
 	Config
-	// RunDir holds control sockets of sandboxes; empty: below StateDir.
-	RunDir string
 	// PoolBytes is the size of the pool's sparse file; 0: the default.
 	PoolBytes int64
 	// PoolDir is a folder on an existing btrfs to use instead of a file.
@@ -38,8 +36,11 @@ type OpenOptions struct {
 // mount namespace of its own (see PrivateMounts).
 func Open(ctx context.Context, o OpenOptions) (*Engine, error) {
 	o.fill()
+	if err := os.MkdirAll(o.StateDir, 0o700); err != nil {
+		return nil, fmt.Errorf("making the state folder: %w", err)
+	}
 	if o.RunDir == "" {
-		o.RunDir = filepath.Join(o.StateDir, "run")
+		o.RunDir = chooseRunDir(o.StateDir)
 	}
 	if o.Zygotes == 0 {
 		o.Zygotes = 16
@@ -47,14 +48,12 @@ func Open(ctx context.Context, o OpenOptions) (*Engine, error) {
 	if o.Cgroup == "" {
 		o.Cgroup = "boxwood"
 	}
-	for _, dir := range []string{o.StateDir, o.RunDir} {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return nil, fmt.Errorf("making the state folder: %w", err)
-		}
+	if err := os.MkdirAll(o.RunDir, 0o700); err != nil {
+		return nil, fmt.Errorf("making the run folder: %w", err)
 	}
 	var p Parts
 	fail := func(err error) (*Engine, error) {
-		return nil, errors.Join(err, (&Engine{Parts: p, log: o.Log}).closeParts())
+		return nil, errors.Join(err, (&Engine{Parts: p, cfg: o.Config, log: o.Log}).closeParts())
 	}
 	var err error
 	if p.Store, err = tree.Open(filepath.Join(o.StateDir, "tree"), tree.Options{}); err != nil {
@@ -137,6 +136,7 @@ func (e *Engine) closeParts() error {
 	var errs []error
 	if e.Boxes != nil {
 		errs = append(errs, e.Boxes.Close())
+		leaveRunDir(e.cfg.RunDir)
 	}
 	if e.Inspector != nil {
 		errs = append(errs, e.Inspector.Close())

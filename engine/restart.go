@@ -3,8 +3,6 @@ package engine
 import (
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/boxwood-rl/boxwood/internal/fault"
@@ -22,6 +20,9 @@ func (e *Engine) reconcile(ctx context.Context) error {
 		if err := e.withholdLost(ctx); err != nil {
 			return err
 		}
+	}
+	if err := e.recordFound(ctx); err != nil {
+		return fmt.Errorf("recording sandboxes of the last run: %w", err)
 	}
 	v := e.Store.View()
 	adopted := map[ids.Generation]bool{}
@@ -77,7 +78,7 @@ func (e *Engine) reconcile(ctx context.Context) error {
 		return fmt.Errorf("recording what the restart found: %w", err)
 	}
 	e.removeCondemned(ctx)
-	e.removeBoxRecords(adopted)
+	e.removeBirths(adopted)
 	for _, n := range again {
 		s := recapture[n.ID]
 		e.submitCapture(s, s.body, n)
@@ -102,7 +103,7 @@ func (e *Engine) adopt(ctx context.Context, v *tree.View, rec *tree.Sandbox) (*s
 	if err != nil {
 		return nil, err
 	}
-	record, err := os.ReadFile(filepath.Join(e.boxDir(), string(rec.Generation)))
+	file, err := e.readBirth(rec.Generation)
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +111,7 @@ func (e *Engine) adopt(ctx context.Context, v *tree.View, rec *tree.Sandbox) (*s
 	if err != nil {
 		return nil, err
 	}
-	bx, err := e.Boxes.Adopt(ctx, record)
+	bx, err := e.Boxes.Adopt(ctx, file.Box)
 	if err != nil {
 		return nil, err
 	}
@@ -153,19 +154,6 @@ func lastCheckpoint(v *tree.View, id ids.Node) (*tree.Checkpoint, error) {
 		}
 	}
 	return nil, fault.New(fault.DataLoss, "no_checkpoint", "no node from %s up has a checkpoint", id)
-}
-
-func (e *Engine) removeBoxRecords(keep map[ids.Generation]bool) {
-	entries, err := os.ReadDir(e.boxDir())
-	if err != nil {
-		e.log.Error("reading the folder of box records", "error", err)
-		return
-	}
-	for _, d := range entries {
-		if !keep[ids.Generation(d.Name())] {
-			_ = os.Remove(filepath.Join(e.boxDir(), d.Name()))
-		}
-	}
 }
 
 // withholdLost holds every checkpoint against the pool, after the host went down

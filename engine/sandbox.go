@@ -5,8 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -268,11 +266,17 @@ func (e *Engine) drop(ctx context.Context, s *sandbox, why string) error {
 	e.mu.Lock()
 	delete(e.sandboxes, s.id)
 	e.mu.Unlock()
+	e.removeBirth(b.gen) // first, or a start could find it without its record
 	e.bury(b)
-	_, err := e.Store.Update(context.WithoutCancel(ctx), func(tx *tree.Tx) error { return tx.DeleteSandbox(s.id) })
+	done, err := e.Store.Start(context.WithoutCancel(ctx), func(tx *tree.Tx) error { return tx.DeleteSandbox(s.id) })
 	if err != nil {
 		return fmt.Errorf("recording that sandbox %s is %s: %w", s.id, why, err)
 	}
+	e.recording.Go(func() { // a start that finds the record finds no box to it
+		if err := done(); err != nil {
+			e.log.Error("recording that a sandbox is gone", "sandbox", s.id, "error", err)
+		}
+	})
 	e.log.Debug("sandbox ended", "sandbox", s.id, "why", why)
 	return nil
 }
@@ -299,7 +303,7 @@ func (e *Engine) tearDown(ctx context.Context, b *body) error {
 	if err := b.box.Kill(ctx); err != nil {
 		return err
 	}
-	_ = os.Remove(filepath.Join(e.boxDir(), string(b.gen)))
+	e.removeBirth(b.gen)
 	return e.Pool.Release(b.gen)
 }
 

@@ -404,15 +404,16 @@ func (e *Engine) Prune(ctx context.Context, id ids.Node, keep, release bool) (Pr
 	return out, nil
 }
 
+// releaseUnder goes by what is live: a child's record may still be on its way.
 func (e *Engine) releaseUnder(ctx context.Context, id ids.Node, keep bool) error {
-	v := e.Store.View()
+	under := map[ids.Node]bool{}
+	for n := range e.Store.View().Subtree(id) {
+		under[n.ID] = !keep || n.ID != id
+	}
 	var live []ids.Sandbox
-	for n := range v.Subtree(id) {
-		if keep && n.ID == id {
-			continue
-		}
-		for s := range v.SandboxesAt(n.ID) {
-			live = append(live, s.ID)
+	for _, s := range e.live() {
+		if under[s.describe().Head] {
+			live = append(live, s.id)
 		}
 	}
 	_, err := e.Release(ctx, live)

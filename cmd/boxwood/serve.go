@@ -56,7 +56,7 @@ prints "ready" and the socket once it answers.`,
 	c.Flags().IntVar(&f.zygotes, "zygotes", 0, "processes kept waiting in fresh namespaces (default 16)")
 	c.Flags().IntVar(&f.maxSandboxes, "max-sandboxes", 0, "sandboxes that may live at once (default 2000)")
 	c.Flags().DurationVar(&f.lease, "lease", 0, "how long a sandbox lives without a call (default 30m)")
-	c.Flags().StringVar(&f.runDir, "run-dir", "", "folder of the sandboxes' control sockets (default: below --state)")
+	c.Flags().StringVar(&f.runDir, "run-dir", "", "folder of the sandboxes' control sockets (default: on a tmpfs of the host)")
 	c.Flags().StringVar(&f.cgroup, "cgroup", "", `name of Boxwood's cgroup (default "boxwood")`)
 	c.Flags().StringVar(&f.level, "log-level", "info", "debug, info, warn or error")
 	c.Flags().StringVar(&f.format, "log-format", "text", "text or json")

@@ -1,0 +1,89 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+
+	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/tree"
+)
+
+// birthFile is what a live body has in the run folder, from before its child is
+// handed out until its end begins. It outlives a killed daemon as the box itself does, and lasts
+// no longer than the host, as the box: it needs no flush. So the store's record of a
+// child may reach the disk after the child has been handed out; a start puts it
+// on record from here if it didn't.
+type birthFile struct {
+	Box     json.RawMessage // what Adopt needs
+	Sandbox tree.Sandbox    // as it was born
+}
+
+func (e *Engine) birthPath(gen ids.Generation) string {
+	return filepath.Join(e.boxDir(), string(gen))
+}
+
+func (e *Engine) writeBirth(b *body, rec *tree.Sandbox) error {
+	text, err := json.Marshal(birthFile{Box: b.box.Record(), Sandbox: *rec})
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(e.birthPath(b.gen), text, 0o600)
+}
+
+func (e *Engine) readBirth(gen ids.Generation) (f birthFile, err error) {
+	text, err := os.ReadFile(e.birthPath(gen))
+	if err != nil {
+		return f, err
+	}
+	if err := json.Unmarshal(text, &f); err != nil || f.Sandbox.Generation != gen {
+		return f, fault.New(fault.Invalid, "bad_record", "the file of generation %s isn't one", gen) // cut off by a full disk
+	}
+	return f, nil
+}
+
+func (e *Engine) removeBirth(gen ids.Generation) { _ = os.Remove(e.birthPath(gen)) }
+
+// recordFound puts children on record that had been handed out before their
+// records reached the disk. One that has lived on since has a record.
+func (e *Engine) recordFound(ctx context.Context) error {
+	entries, err := os.ReadDir(e.boxDir())
+	if err != nil {
+		return err
+	}
+	_, err = e.Store.Update(ctx, func(tx *tree.Tx) error {
+		for _, d := range entries {
+			f, err := e.readBirth(ids.Generation(d.Name()))
+			if err != nil {
+				continue
+			}
+			if _, err := tx.Sandbox(f.Sandbox.ID); !fault.Is(err, fault.NotFound) {
+				continue
+			}
+			if _, err := tx.Node(f.Sandbox.Head); err != nil {
+				continue // pruned meanwhile
+			}
+			if err := tx.PutSandbox(f.Sandbox); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return err
+}
+
+// removeBirths removes the files of all other bodies.
+func (e *Engine) removeBirths(keep map[ids.Generation]bool) {
+	entries, err := os.ReadDir(e.boxDir())
+	if err != nil {
+		e.log.Error("reading the folder of box records", "error", err)
+		return
+	}
+	for _, d := range entries {
+		if gen := ids.Generation(d.Name()); !keep[gen] {
+			e.removeBirth(gen)
+		}
+	}
+}

@@ -1,0 +1,56 @@
+package engine
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// chooseRunDir picks the folder for what lasts as long as sandboxes do: control
+// sockets, births. It is on a tmpfs that the whole host has, where making a few
+// files for each child costs a twentieth of what it costs on a disk, and
+// which outlives the daemon, so that the next one on the same state folder finds it.
+// Without such a tmpfs it lies in the state folder.
+func chooseRunDir(state string) string {
+	if real, err := filepath.EvalSymlinks(state); err == nil {
+		state = real
+	}
+	sum := sha256.Sum256([]byte(state))
+	name := "boxwood-" + hex.EncodeToString(sum[:6])
+	for _, top := range []string{"/run", "/dev/shm"} {
+		if dir := filepath.Join(top, name); onHostTmpfs(top) && ownFolder(dir) {
+			return dir
+		}
+	}
+	return filepath.Join(state, "run")
+}
+
+// onHostTmpfs: a tmpfs mounted in our mount namespace alone would end with us.
+func onHostTmpfs(path string) bool {
+	var fs unix.Statfs_t
+	var here, host syscall.Stat_t
+	return unix.Statfs(path, &fs) == nil && fs.Type == unix.TMPFS_MAGIC &&
+		syscall.Stat(path, &here) == nil && syscall.Stat("/proc/1/root"+path, &host) == nil && here.Dev == host.Dev
+}
+
+// ownFolder makes a folder that only we can look into. Others may write to
+// /dev/shm: one that somebody else has put there is left alone.
+func ownFolder(dir string) bool {
+	if err := os.Mkdir(dir, 0o700); err != nil && !os.IsExist(err) {
+		return false
+	}
+	var st syscall.Stat_t
+	return syscall.Lstat(dir, &st) == nil && st.Mode&syscall.S_IFMT == syscall.S_IFDIR &&
+		st.Mode&0o077 == 0 && int(st.Uid) == os.Geteuid()
+}
+
+// leaveRunDir removes the run folder if no sandbox lives on.
+func leaveRunDir(dir string) {
+	for _, path := range []string{filepath.Join(dir, "births"), filepath.Join(dir, "boxes"), dir} {
+		_ = os.Remove(path)
+	}
+}
