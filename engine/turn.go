@@ -36,6 +36,17 @@ type NodeInput struct {
 	Payload       []byte
 }
 
+// check refuses what no node takes, before anything runs that would have one.
+func (in NodeInput) check() error {
+	switch {
+	case len(in.Payload) > tree.MaxPayload:
+		return fault.New(fault.Invalid, "payload_too_large", "the payload has %d bytes; at most %d are kept", len(in.Payload), tree.MaxPayload)
+	case len(in.PolicyVersion) > tree.MaxLabelBytes:
+		return fault.New(fault.Invalid, "bad_record", "the policy version is over %d bytes", tree.MaxLabelBytes)
+	}
+	return tree.CheckLabels(in.Labels)
+}
+
 // CommandResult is how one command of a turn went.
 type CommandResult struct {
 	Observation tree.Observation
@@ -181,7 +192,7 @@ func (t *turn) exec(ctx context.Context, c Command) (CommandResult, error) {
 	stop := context.AfterFunc(ctx, func() { t.interrupt(tree.Stopped) })
 	exit, err := t.b.box.Exec(t.ctx, cmd)
 	stop()
-	t.touched = true
+	t.touched = t.touched || !fault.Is(err, fault.Invalid) // the box refuses before it starts anything
 	if err != nil {
 		return CommandResult{}, fmt.Errorf("running a command in sandbox %s: %w", t.s.id, err)
 	}
@@ -296,8 +307,8 @@ func (t *turn) end(ctx context.Context, in NodeInput, commit Commit) (TurnResult
 	if t.ended {
 		return TurnResult{}, errTurnOver(t.id)
 	}
-	if len(in.Payload) > tree.MaxPayload {
-		return TurnResult{}, fault.New(fault.Invalid, "payload_too_large", "the payload has %d bytes; at most %d are kept", len(in.Payload), tree.MaxPayload)
+	if err := in.check(); err != nil {
+		return TurnResult{}, err
 	}
 	t.ended = true
 	if t.expiry != nil {
@@ -435,6 +446,9 @@ func (e *Engine) decide(n *tree.Node, b *body, lost bool) {
 
 // RunTurn runs one command as one turn.
 func (e *Engine) RunTurn(ctx context.Context, id ids.Sandbox, c Command, in NodeInput, wait time.Duration, commit Commit) (TurnResult, error) {
+	if err := in.check(); err != nil {
+		return TurnResult{}, err
+	}
 	t, err := e.begin(ctx, id, wait, 0)
 	if err != nil {
 		return TurnResult{}, err

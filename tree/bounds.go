@@ -31,14 +31,14 @@ func bounded(n *Node) error {
 // finite refuses labels and rewards without bound, and numbers that a mean or
 // a maximum could never get rid of again.
 func finite(n *Node) error {
-	if len(n.Labels) > MaxLabels || len(n.Rewards) > MaxRewards {
-		return invalid("node %s has %d labels and %d rewards; at most %d and %d are kept",
-			n.ID, len(n.Labels), len(n.Rewards), MaxLabels, MaxRewards)
+	if err := CheckLabels(n.Labels); err != nil {
+		return err
 	}
-	for k, v := range n.Labels {
-		if len(k)+len(v) > MaxLabelBytes {
-			return invalid("a label of node %s is over %d bytes", n.ID, MaxLabelBytes)
-		}
+	if len(n.PolicyVersion) > MaxLabelBytes {
+		return invalid("the policy version of node %s is over %d bytes", n.ID, MaxLabelBytes)
+	}
+	if len(n.Rewards) > MaxRewards {
+		return invalid("node %s has %d rewards; at most %d are kept", n.ID, len(n.Rewards), MaxRewards)
 	}
 	for k, v := range n.Rewards {
 		if !isFinite(v) || len(k) > MaxLabelBytes {
@@ -47,6 +47,19 @@ func finite(n *Node) error {
 	}
 	if !isFinite(n.Value) || n.Visits < 0 {
 		return invalid("node %s would have value %v and %d visits", n.ID, n.Value, n.Visits)
+	}
+	return nil
+}
+
+// CheckLabels refuses labels that no node takes, before there is a node.
+func CheckLabels(labels map[string]string) error {
+	if len(labels) > MaxLabels {
+		return invalid("%d labels are too many: a node takes %d", len(labels), MaxLabels)
+	}
+	for k, v := range labels {
+		if len(k)+len(v) > MaxLabelBytes {
+			return invalid("the label %.64q is over %d bytes", k, MaxLabelBytes)
+		}
 	}
 	return nil
 }

@@ -94,6 +94,10 @@ func (j *job) request(first []byte) ([]byte, error) {
 			}
 		}
 	}
+	if n := len(j.argv) + len(j.env); n > wordsMax {
+		return nil, fault.New(fault.Invalid, "command_too_large", "arguments and environment have %d words; a box takes %d", n, wordsMax).
+			WithHint("write them into a file, or use stdin")
+	}
 	if size > requestMax-chunk-20 {
 		return nil, fault.New(fault.Invalid, "command_too_large", "arguments and environment have %d bytes, which is more than Linux takes", size).
 			WithHint("write it into a file, or use stdin")

@@ -43,6 +43,7 @@ const (
 	headSize   = 8
 	chunk      = 128 << 10 // the largest body of a packet
 	requestMax = 4 << 20   // the largest request over all its parts
+	wordsMax   = 1 << 18   // arguments and variables of one command
 	more       = 1         // flag: another part follows
 	fdsMax     = 8
 )
