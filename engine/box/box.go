@@ -30,7 +30,12 @@ type box struct {
 	// using is held by whoever talks to pid 1: one command at a time.
 	using sync.Mutex
 	wire  *wire
-	leafs int // leaves made so far
+	leafs int    // leaves made so far
+	ooms  uint64 // the group's count of processes killed for memory, as last read
+
+	// jobs counts the beginnings and ends of what run does. Run was empty when it was
+	// quiet-1; nothing else puts processes there, so that it is while jobs stays.
+	jobs, quiet atomic.Uint64
 
 	leafMu sync.Mutex
 	leaf   string // the v2 folder that the running turn's processes live in
@@ -123,6 +128,7 @@ func (b *box) hello(ctx context.Context) error {
 		return errProtocol
 	}
 	b.starts.Store(binary.LittleEndian.Uint64(m.body))
+	b.ooms = b.group.OOMKills()
 	if n := binary.LittleEndian.Uint32(m.body[8:]); n > 0 {
 		b.leafs = int(n)
 		b.leaf = b.leafDir(b.leafs)
@@ -161,7 +167,7 @@ func (b *box) BeginTurn() error {
 // holds using calls it.
 func (b *box) newLeaf() error {
 	dir, spent := b.turnLeaf()
-	populated := cgroup.Populated(b.group.Run)
+	populated := b.quiet.Load() != b.jobs.Load()+1 && cgroup.Populated(b.group.Run)
 	keep := dir
 	if spent {
 		keep = ""
@@ -220,6 +226,14 @@ func (b *box) orGone(err error) error {
 }
 
 func (b *box) Survivors() ([]Proc, error) {
+	// Most turns leave none: one file says so for Run and all its leaves.
+	job := b.jobs.Load()
+	if populated, err := cgroup.IsPopulated(b.group.Run); err != nil {
+		return nil, b.orGone(err)
+	} else if !populated {
+		b.quiet.Store(job + 1)
+		return nil, nil
+	}
 	pids, err := cgroup.Pids(b.group.Run)
 	if err != nil {
 		return nil, b.orGone(err)

@@ -166,7 +166,8 @@ func (b *box) run(ctx context.Context, j job) (Exit, error) {
 			return Exit{}, b.orGone(err)
 		}
 	}
-	ooms := b.group.OOMKills()
+	b.jobs.Add(1)
+	defer b.jobs.Add(1)
 	r := &running{b: b, job: j, exit: Exit{Code: -1}}
 	b.wire.SetReadDeadline(j.deadline)
 	if r.id, err = b.wire.send(opExec, body); err != nil {
@@ -193,7 +194,9 @@ func (b *box) run(ctx context.Context, j job) (Exit, error) {
 			return b.lost(r.exit, start), nil
 		}
 	}
-	r.exit.OOMKilled = b.group.OOMKills() > ooms
+	ooms := b.group.OOMKills()
+	r.exit.OOMKilled = ooms > b.ooms
+	b.ooms = ooms
 	if !r.killedAt.IsZero() {
 		// Its main process is gone; the rest of what the turn started follows.
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), killPatience)

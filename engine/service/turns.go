@@ -26,6 +26,7 @@ func (s *Service) RunTurn(req *boxwoodv1.RunTurnRequest, out grpc.ServerStreamin
 	}
 	ctx := out.Context()
 	var unstreamed int64
+	var made *boxwoodv1.TurnResult
 	result, _, err := once(ctx, s, req.GetIdempotencyKey(), req, &boxwoodv1.TurnResult{}, func(rec record) (*boxwoodv1.TurnResult, error) {
 		c := command(req.GetCommand())
 		relay := &relay{out: out}
@@ -33,13 +34,13 @@ func (s *Service) RunTurn(req *boxwoodv1.RunTurnRequest, out grpc.ServerStreamin
 			c.Output = relay.write
 		}
 		r, err := s.e.RunTurn(ctx, ids.Sandbox(req.GetSandboxId()), c, nodeInput(req.GetNode()),
-			time.Duration(req.GetBusyWaitNs()), recordResult(rec))
+			time.Duration(req.GetBusyWaitNs()), recordResult(rec, &made))
 		relay.close()
 		if err != nil {
 			return nil, err
 		}
 		unstreamed = relay.unstreamed
-		return s.acknowledge(ctx, r, req.GetAck())
+		return s.acknowledge(ctx, r, made, req.GetAck())
 	})
 	if err != nil {
 		return err
@@ -48,13 +49,17 @@ func (s *Service) RunTurn(req *boxwoodv1.RunTurnRequest, out grpc.ServerStreamin
 	return out.Send(&boxwoodv1.TurnEvent{Event: &boxwoodv1.TurnEvent_Result{Result: result}})
 }
 
-// recordResult keeps the turn's answer with its node.
-func recordResult(rec record) engine.Commit {
-	return func(tx *tree.Tx, r engine.TurnResult) error { return rec(tx, resultMessage(tx, r)) }
+// recordResult keeps the turn's answer with its node. It sets made.
+func recordResult(rec record, made **boxwoodv1.TurnResult) engine.Commit {
+	return func(tx *tree.Tx, r engine.TurnResult) error {
+		*made = resultMessage(tx, r)
+		return rec(tx, *made)
+	}
 }
 
-// acknowledge makes the answer of a turn, after its capture if that is asked for.
-func (s *Service) acknowledge(ctx context.Context, r engine.TurnResult, ack boxwoodv1.Ack) (*boxwoodv1.TurnResult, error) {
+// acknowledge makes the answer of a turn, after its capture if that is asked for. made
+// is what was recorded with its node, nil if it has none.
+func (s *Service) acknowledge(ctx context.Context, r engine.TurnResult, made *boxwoodv1.TurnResult, ack boxwoodv1.Ack) (*boxwoodv1.TurnResult, error) {
 	if ack == boxwoodv1.Ack_ACK_CAPTURED && r.Node.Capture == tree.Recorded {
 		began := time.Now()
 		waited, err := s.e.WaitCaptured(ctx, []ids.Node{r.Node.ID})
@@ -65,6 +70,11 @@ func (s *Service) acknowledge(ctx context.Context, r engine.TurnResult, ack boxw
 		c := waited[0]
 		n.Capture, n.Checkpoint, n.WithheldReason, n.FrozenAt, n.ModifyIndex = c.Capture, c.Checkpoint, c.WithheldReason, c.FrozenAt, c.ModifyIndex
 		r.Node, r.Timings.Capture = &n, time.Since(began)
+		made = nil
+	}
+	if made != nil { // how long recording took is all that is new
+		made.Timings = timingsMessage(r.Timings)
+		return made, nil
 	}
 	return resultMessage(s.e.Store.View(), r), nil
 }
@@ -190,11 +200,12 @@ func (s *Service) Exec(req *boxwoodv1.ExecRequest, out grpc.ServerStreamingServe
 
 func (s *Service) EndTurn(ctx context.Context, req *boxwoodv1.EndTurnRequest) (*boxwoodv1.TurnResult, error) {
 	got, _, err := once(ctx, s, req.GetIdempotencyKey(), req, &boxwoodv1.TurnResult{}, func(rec record) (*boxwoodv1.TurnResult, error) {
-		r, err := s.e.EndTurn(ctx, ids.Turn(req.GetTurnId()), nodeInput(req.GetNode()), recordResult(rec))
+		var made *boxwoodv1.TurnResult
+		r, err := s.e.EndTurn(ctx, ids.Turn(req.GetTurnId()), nodeInput(req.GetNode()), recordResult(rec, &made))
 		if err != nil {
 			return nil, err
 		}
-		return s.acknowledge(ctx, r, req.GetAck())
+		return s.acknowledge(ctx, r, made, req.GetAck())
 	})
 	return got, err
 }

@@ -204,8 +204,42 @@ func fieldOf(fd int, key string) uint64 {
 	return 0
 }
 
-// Populated reports whether a v2 group or one below holds a process.
-func Populated(dir string) bool { return field(dir+"/cgroup.events", "populated") == 1 }
+// Populated reports whether a v2 group or one below holds a process. A group that
+// can't be read, for example since it is gone, holds none.
+func Populated(dir string) bool {
+	populated, err := IsPopulated(dir)
+	return populated && err == nil
+}
+
+// IsPopulated is Populated for who has to know. A process that has just ended may
+// still count.
+func IsPopulated(dir string) (bool, error) {
+	var buf [128]byte
+	n, err := readFile(dir+"/cgroup.events", buf[:])
+	if err != nil {
+		return false, err
+	}
+	for line := range bytes.Lines(buf[:n]) {
+		if v, ok := bytes.CutPrefix(line, []byte("populated ")); ok {
+			return string(bytes.TrimSpace(v)) != "0", nil
+		}
+	}
+	return false, fmt.Errorf("cgroup.events of %s has no line of populated: %q", dir, buf[:n])
+}
+
+// readFile reads the beginning of a small file.
+func readFile(path string, buf []byte) (int, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("opening %s: %w", path, err)
+	}
+	n, err := unix.Read(fd, buf)
+	unix.Close(fd)
+	if err != nil {
+		return 0, fmt.Errorf("reading %s: %w", path, err)
+	}
+	return n, nil
+}
 
 // Kill kills every process in a v2 group and below, forks included.
 func Kill(dir string) error { return write(dir+"/cgroup.kill", "1") }
