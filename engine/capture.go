@@ -122,6 +122,9 @@ func (e *Engine) snapshotFrozen(ctx context.Context, b *body, id ids.Snapshot, r
 	if len(alive) > 0 {
 		return nil, fault.New(fault.Precondition, "survivors", "%d processes survive and can't be saved yet", len(alive))
 	}
+	if err := b.box.CheckRoot(); err != nil {
+		return nil, err // law 6
+	}
 	began := time.Now()
 	pending, err := e.Pool.Snapshot(ctx, b.gen, id)
 	if err != nil {

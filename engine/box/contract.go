@@ -111,6 +111,9 @@ type Box interface {
 	// them go on. Freezing twice is once.
 	Freeze(ctx context.Context) error
 	Thaw() error
+	// CheckRoot returns fault.Precondition "mount_point_moved" if no box could be
+	// made from this one's root as it is.
+	CheckRoot() error
 	// Root opens the box's root folder as it sees it itself, for transfers with
 	// RESOLVE_IN_ROOT. Nil after Kill.
 	Root() (*os.File, error)
