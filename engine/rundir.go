@@ -22,19 +22,18 @@ func chooseRunDir(state string) string {
 	sum := sha256.Sum256([]byte(state))
 	name := "boxwood-" + hex.EncodeToString(sum[:6])
 	for _, top := range []string{"/run", "/dev/shm"} {
-		if dir := filepath.Join(top, name); onHostTmpfs(top) && ownFolder(dir) {
+		if dir := filepath.Join(top, name); onTmpfs(top) && ownFolder(dir) {
 			return dir
 		}
 	}
 	return filepath.Join(state, "run")
 }
 
-// onHostTmpfs: a tmpfs mounted in our mount namespace alone would end with us.
-func onHostTmpfs(path string) bool {
+// onTmpfs goes by what is mounted, so that each daemon on a host chooses alike.
+// (The daemon mounts nothing of its own in these places, which would end with it.)
+func onTmpfs(path string) bool {
 	var fs unix.Statfs_t
-	var here, host syscall.Stat_t
-	return unix.Statfs(path, &fs) == nil && fs.Type == unix.TMPFS_MAGIC &&
-		syscall.Stat(path, &here) == nil && syscall.Stat("/proc/1/root"+path, &host) == nil && here.Dev == host.Dev
+	return unix.Statfs(path, &fs) == nil && fs.Type == unix.TMPFS_MAGIC
 }
 
 // ownFolder makes a folder that only we can look into. Others may write to

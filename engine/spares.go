@@ -15,6 +15,10 @@ const (
 	sparesEach, sparesMax = 4, 16
 	// spareLife is how long spares wait after the last fork of their checkpoint.
 	spareLife = 30 * time.Second
+	// sparePause is how long no fork must have been under way before one is made: the
+	// replies of the last are still to be sent and read, and turns begin. Without it
+	// a fork's median was 0.3 ms higher.
+	sparePause = 5 * time.Millisecond
 )
 
 // spares are bodies that were made ahead, behind the replies of forks: what was
@@ -38,6 +42,7 @@ type spares struct {
 	changed *sync.Cond // any of the fields below
 	shelves map[shelfKey]*shelf
 	forking int
+	pausing bool   // after the last fork
 	making  *shelf // that a spare is being made for
 	closed  bool
 	done    chan struct{}
@@ -73,8 +78,16 @@ func (s *spares) begin() {
 func (s *spares) end() {
 	s.mu.Lock()
 	s.forking--
+	if s.forking == 0 && !s.pausing {
+		s.pausing = true
+		time.AfterFunc(sparePause, func() {
+			s.mu.Lock()
+			s.pausing = false
+			s.mu.Unlock()
+			s.changed.Broadcast()
+		})
+	}
 	s.mu.Unlock()
-	s.changed.Broadcast()
 }
 
 // wish asks for spares of a checkpoint of which n children were just made.
@@ -244,7 +257,7 @@ func (s *spares) next() *shelf {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for ; !s.closed; s.changed.Wait() {
-		if s.forking > 0 {
+		if s.forking > 0 || s.pausing {
 			continue
 		}
 		for _, sh := range s.shelves {
