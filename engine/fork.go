@@ -150,14 +150,28 @@ func (e *Engine) Fork(ctx context.Context, arrived time.Time, wants []Want, o Fo
 		}
 		e.spares.wish(points[i].checkpoint, births[len(births)-1].rec.Limits, w.Count)
 	}
-	// The children's records are written while the children are made.
-	recorded := make(chan error, 1)
-	go func() { recorded <- e.recordBirths(ctx, births) }()
-	isRecorded := sync.OnceValue(func() error { return <-recorded })
+	if err := e.recordBirths(ctx, births); err != nil {
+		for _, b := range births {
+			e.miscarry(b)
+		}
+		return err
+	}
 
 	var mu sync.Mutex
 	var ready []ids.Sandbox
 	var wg sync.WaitGroup
+	deliver := func(b *birth, err error) {
+		c := e.deliver(ctx, b, o, err)
+		c.Ready = time.Since(arrived)
+		b.row.Ready, b.row.Batch = c.Ready, int64(total)
+		mu.Lock()
+		if c.Err == nil {
+			ready = append(ready, b.rec.ID)
+		}
+		result(c)
+		mu.Unlock()
+		e.Stats.Fork(b.row)
+	}
 	for _, b := range births {
 		// Tokens are taken in order, so that the first children come out first.
 		var err error
@@ -166,38 +180,11 @@ func (e *Engine) Fork(ctx context.Context, arrived time.Time, wants []Want, o Fo
 		case <-ctx.Done():
 			err = fault.New(fault.Deadline, "fork_deadline", "forking node %s: %w", b.point.node.ID, context.Cause(ctx))
 		}
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			if err == nil {
-				err = e.bear(ctx, b, o)
-				<-e.forks
-			} else if b.spare != nil {
-				e.bury(b.spare)
-			}
-			if rErr := isRecorded(); err == nil && rErr != nil {
-				e.bury(b.body)
-				err = rErr
-			}
-			c := Child{Want: b.want, Child: b.child, Err: err, Ready: time.Since(arrived)}
-			b.row.Ready = c.Ready
-			if err == nil {
-				s := e.enlist(b)
-				c.Sandbox = s.describe()
-				b.row.Outcome = stats.OK
-			} else {
-				e.forget(b)
-				b.row.Reason = fault.As(err).Reason
-			}
-			b.row.Batch = int64(total)
-			e.Stats.Fork(b.row)
-			mu.Lock()
-			defer mu.Unlock()
-			if err == nil {
-				ready = append(ready, b.rec.ID)
-			}
-			result(c)
-		}()
+		if total == 1 { // waking another thread takes longer than to hand out a spare
+			deliver(b, err)
+			break
+		}
+		wg.Go(func() { deliver(b, err) })
 	}
 	wg.Wait()
 	if len(ready) < o.MinReady {
@@ -208,6 +195,33 @@ func (e *Engine) Fork(ctx context.Context, arrived time.Time, wants []Want, o Fo
 		return fault.New(fault.Unavailable, "min_ready", "%d of %d children became ready, %d were asked for at least", len(ready), total, o.MinReady)
 	}
 	return nil
+}
+
+// deliver brings a child into the world. Unless err says that it got none, it
+// has a token, which it gives back.
+func (e *Engine) deliver(ctx context.Context, b *birth, o ForkOptions, err error) Child {
+	if err == nil {
+		err = e.bear(ctx, b, o)
+		<-e.forks
+	}
+	c := Child{Want: b.want, Child: b.child, Err: err}
+	if err != nil {
+		e.miscarry(b)
+		e.forget(b)
+		b.row.Reason = fault.As(err).Reason
+		return c
+	}
+	c.Sandbox = e.enlist(b).describe()
+	b.row.Outcome = stats.OK
+	return c
+}
+
+// miscarry ends the spare of a birth that didn't come to take it.
+func (e *Engine) miscarry(b *birth) {
+	if b.spare != nil {
+		e.bury(b.spare)
+		b.spare = nil
+	}
 }
 
 // birth is a child being made.
