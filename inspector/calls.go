@@ -446,3 +446,14 @@ var calls = []call{
 	{468, "file_getattr", nothing},
 	{469, "file_setattr", meta},
 }
+
+// CallsThatChange names the calls that can change something which outlives their
+// turn, so that a corpus can be held against the table.
+func CallsThatChange() (out []string) {
+	for _, c := range calls {
+		if c.class&^bitEvicts != nothing {
+			out = append(out, c.name)
+		}
+	}
+	return out
+}

@@ -213,6 +213,12 @@ W(removexattr_) { MUST(removexattr("x", "user.k")); }
 W(fremovexattr_) { MUST(fremovexattr(rw("x"), "user.k")); }
 W(setflags) { int f = FS_NODUMP_FL; MUST(ioctl(rw("old"), FS_IOC_SETFLAGS, &f)); }
 W(fssetxattr) { struct fsxattr a; int fd = rw("old"); MUST(ioctl(fd, FS_IOC_FSGETXATTR, &a)); a.fsx_xflags |= FS_XFLAG_NODUMP; MUST(ioctl(fd, FS_IOC_FSSETXATTR, &a)); }
+W(futimesat_) { struct timeval t[2] = {{1, 0}, {1, 0}}; MUST(syscall(SYS_futimesat, AT_FDCWD, "old", t)); }
+W(lremovexattr_) { MUST(lremovexattr("x", "user.k")); }
+/* calls that headers may not know yet */
+W(setxattrat_) { struct { unsigned long long value; unsigned size, flags; } a = {(long)"1", 1, 0}; MUST(syscall(463, AT_FDCWD, "old", 0, "user.a", &a, sizeof a)); }
+W(removexattrat_) { MUST(syscall(466, AT_FDCWD, "x", 0, "user.k")); }
+W(file_setattr_) { struct { unsigned long long xflags; unsigned extsize, nextents, projid, cowextsize; } a = {FS_XFLAG_NODUMP}; MUST(syscall(469, AT_FDCWD, "old", &a, sizeof a, 0)); }
 W(setflags_dir) { int f = FS_NODUMP_FL; MUST(ioctl(MUST(open("d", O_RDONLY)), FS_IOC_SETFLAGS, &f)); }
 
 /* ---- nothing ---- */
@@ -252,6 +258,9 @@ W(shm) { char *p = shmat(MUST(shmget(IPC_PRIVATE, 4096, 0600 | IPC_CREAT)), 0, 0
 W(msg) { MUST(msgget(IPC_PRIVATE, 0600)); }
 W(sem) { MUST(semget(IPC_PRIVATE, 1, 0600)); }
 W(mq) { MUST(mq_open("/boxwood", O_CREAT | O_RDWR, 0600, 0)); }
+W(msg_sent) { struct { long t; char c; } m = {1, 'x'}; int q = MUST(msgget(7, 0600 | IPC_CREAT)); MUST(msgsnd(q, &m, 1, 0)); MUST(msgrcv(q, &m, 1, 0, 0)); MUST(msgsnd(q, &m, 1, 0)); }
+W(sem_used) { int s = MUST(semget(7, 1, 0600 | IPC_CREAT)); struct sembuf b = {0, 1, 0}; MUST(semop(s, &b, 1)); MUST(semtimedop(s, &b, 1, 0)); MUST(semctl(s, 0, SETVAL, 5)); }
+W(mq_sent) { mqd_t q = MUST(mq_open("/boxwood", O_CREAT | O_RDWR, 0600, 0)); char b[8192]; MUST(mq_send(q, "x", 1, 0)); MUST(mq_receive(q, b, sizeof b, 0)); MUST(mq_send(q, "x", 1, 0)); }
 W(hostname) { MUST(sethostname("x", 1)); }
 W(domainname) { MUST(setdomainname("x", 1)); }
 W(mount_) { MUST(mount("t", "e", "tmpfs", 0, 0)); }
@@ -268,6 +277,8 @@ W(netlink_write) {
 	MUST(write(MUST(socket(AF_NETLINK, SOCK_RAW, NETLINK_ROUTE)), &m, sizeof m));
 }
 W(limits_of_1) { struct rlimit l; MUST(prlimit(1, RLIMIT_MSGQUEUE, 0, &l)); MUST(prlimit(1, RLIMIT_MSGQUEUE, &l, 0)); }
+W(batch_of_1) { struct sched_param p = {}; MUST(sched_setscheduler(1, SCHED_BATCH, &p)); MUST(sched_setparam(1, &p)); struct { unsigned size, policy; unsigned long long flags; int nice; unsigned prio; unsigned long long d[3]; } a = {48, SCHED_BATCH}; MUST(syscall(SYS_sched_setattr, 1, &a, 0)); }
+W(affinity_of_1) { cpu_set_t c; CPU_ZERO(&c); CPU_SET(0, &c); MUST(sched_setaffinity(1, sizeof c, &c)); }
 W(survivor) { int p[2]; MUST(pipe(p)); if (!fork()) { close(p[0]); setsid(); close(0); close(1); close(2); MUST(write(p[1], "x", 1)); for (;;) pause(); } close(p[1]); char c; MUST(read(p[0], &c, 1)); }
 W(survivor_file) { MUST(write(rw("old"), "hello", 5)); survivor(); }
 /* A survivor that maps old and stores to it whenever it gets SIGUSR1. */
@@ -308,10 +319,10 @@ static const struct { const char *name; void (*run)(void); } ways[] = {
 	ROW(mkdir_), ROW(rmdir_), ROW(unlink_), ROW(unlink_write), ROW(replace_same), ROW(lower_unlink), ROW(lower_write), ROW(lower_chmod), ROW(lower_chmod_dir), ROW(lower_fchmod_dir),
 	ROW(lower_truncate), ROW(lower_create), ROW(long_name), ROW(chmod_), ROW(fchmod_), ROW(fchmodat2_), ROW(chmod_root), ROW(chmod_dir), ROW(fchmod_dir), ROW(chown_), ROW(lchown_), ROW(fchown_),
 	ROW(utimensat_), ROW(utimensat_dir), ROW(lower_utimensat_dir), ROW(futimens_), ROW(utimes_), ROW(utime_), ROW(touch), ROW(setxattr_), ROW(lsetxattr_), ROW(fsetxattr_), ROW(setxattr_dir), ROW(removexattr_), ROW(fremovexattr_), ROW(setflags),
-	ROW(fssetxattr), ROW(setflags_dir), ROW(quiet), ROW(reads), ROW(open_rdwr), ROW(open_rdwr_lower), ROW(create_unlink), ROW(mkdtemp_), ROW(lower_temp), ROW(lower_temp_chmod), ROW(tmpfile_gone),
+	ROW(fssetxattr), ROW(setflags_dir), ROW(futimesat_), ROW(lremovexattr_), ROW(setxattrat_), ROW(removexattrat_), ROW(file_setattr_), ROW(msg_sent), ROW(sem_used), ROW(mq_sent), ROW(quiet), ROW(reads), ROW(open_rdwr), ROW(open_rdwr_lower), ROW(create_unlink), ROW(mkdtemp_), ROW(lower_temp), ROW(lower_temp_chmod), ROW(tmpfile_gone),
 	ROW(rename_new), ROW(rename_back), ROW(link_unlink), ROW(lock), ROW(failed), ROW(dev_null), ROW(pipes), ROW(memfd), ROW(write_nothing), ROW(private_map), ROW(shared_map_read), ROW(children),
 	ROW(fsyncs), ROW(bound_gone), ROW(big_temp), ROW(netlink_get), ROW(own_limits), ROW(loopback), ROW(shm), ROW(msg), ROW(sem), ROW(mq), ROW(hostname), ROW(domainname), ROW(mount_), ROW(bind_mount),
-	ROW(keyring), ROW(sysctl), ROW(lo_ioctl), ROW(netlink_set), ROW(netlink_write), ROW(limits_of_1), ROW(survivor), ROW(survivor_file), ROW(survivor_mapped), ROW(connect_), ROW(datagram), ROW(datagram6), ROW(costs), ROW(flood), ROW(deep),
+	ROW(keyring), ROW(sysctl), ROW(lo_ioctl), ROW(netlink_set), ROW(netlink_write), ROW(limits_of_1), ROW(batch_of_1), ROW(affinity_of_1), ROW(survivor), ROW(survivor_file), ROW(survivor_mapped), ROW(connect_), ROW(datagram), ROW(datagram6), ROW(costs), ROW(flood), ROW(deep),
 };
 
 static void *idle(void *a) { for (;;) pause(); return 0; }

@@ -1,0 +1,276 @@
+package corpus
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/boxwood-rl/boxwood/engine"
+	"github.com/boxwood-rl/boxwood/inspector"
+	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/internal/wilson"
+	"github.com/boxwood-rl/boxwood/tree"
+)
+
+var (
+	corpusN    = flag.Int("corpus.n", 150, "turns to run")
+	corpusSeed = flag.Uint64("corpus.seed", 0, "seed; 0 takes one from the clock")
+	corpusOut  = flag.String("corpus.out", "", "file for the counts, as JSON")
+)
+
+// outcome is one turn, judged twice.
+type outcome struct {
+	verdict        tree.Verdict
+	files, process []string // what the oracle found changed since the last capture
+	status         []string // of the steps
+	reasons        []string
+}
+
+// missed says which half changed and was judged unchanged.
+func (o outcome) missed() (half string) {
+	switch {
+	case len(o.files) > 0 && o.verdict != tree.Files && o.verdict != tree.Both:
+		return "files"
+	case len(o.process) > 0 && o.verdict != tree.Process && o.verdict != tree.Both:
+		return "process"
+	}
+	return ""
+}
+
+func (o outcome) changed() bool { return len(o.files)+len(o.process) > 0 }
+
+func (s *sandbox) run(p program) outcome {
+	t := s.h.t
+	t.Helper()
+	r, err := s.h.e.RunTurn(bounded(t), s.id, engine.Command{Argv: []string{"bash", "-c", p.script()}}, engine.NodeInput{}, 0, nil)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, p)
+	}
+	o := outcome{verdict: r.Node.Verdict, reasons: r.Node.Reasons, status: strings.Fields(string(r.Node.Observation.Stdout))}
+	if o.verdict == tree.Files {
+		// The capture is over before anyone looks: it must not change anything.
+		n, err := s.h.e.WaitCaptured(bounded(t), []ids.Node{r.Node.ID})
+		must(t, err)
+		if n[0].Capture == tree.Withheld {
+			t.Fatalf("a capture failed: %s\n%s", n[0].WithheldReason, p)
+		}
+	}
+	now := s.look()
+	o.files, o.process = changed(s.base, now)
+	if o.verdict == tree.Files {
+		objects, tasks := s.base.kernel, s.base.tasks
+		s.base = now
+		if len(o.process) > 0 {
+			s.base.kernel, s.base.tasks = objects, tasks
+		}
+	}
+	return o
+}
+
+// count is of one stratum: turns in which it ran and said it worked, those in
+// which something had changed, and those that were missed.
+type count struct{ ran, changed, missed int64 }
+
+type tally struct {
+	Turns, Unchanged, Missed, FalsePositives int64
+	rows                                     map[stratum]*count
+}
+
+func (c *tally) add(p program, o outcome) {
+	c.Turns++
+	switch {
+	case !o.changed():
+		c.Unchanged++
+		if o.verdict != tree.None {
+			c.FalsePositives++
+		}
+	case o.missed() != "":
+		c.Missed++
+	}
+	for i, s := range p.steps {
+		if s.still || s.way == "" {
+			continue
+		}
+		row := c.rows[s.stratum]
+		if !p.together && i < len(o.status) && o.status[i] == "0" || s.origin == raced {
+			row.ran++
+		}
+		if o.changed() {
+			row.changed++
+		}
+		if o.missed() != "" {
+			row.missed++
+		}
+	}
+}
+
+// Random programs as turns of sandboxes, each half's verdict against the oracle.
+func TestCorpus(t *testing.T) {
+	seed := *corpusSeed
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano())
+	}
+	t.Logf("seed %d (repeat with -corpus.seed)", seed)
+	h := mustHost(t)
+	g := &generator{r: rand.New(rand.NewPCG(seed, 3))}
+	c := &tally{rows: map[stratum]*count{}}
+	for _, s := range strata() {
+		c.rows[s] = &count{}
+	}
+	for c.Turns < int64(*corpusN) && !t.Failed() {
+		s := h.sandbox(t)
+		for i, turns := 0, g.life(); i < len(turns); i++ {
+			o := s.run(turns[i])
+			c.add(turns[i], o)
+			if half := o.missed(); half != "" {
+				s.report(t, half, turns[:i+1], o, seed)
+				break
+			}
+			if !o.changed() && o.verdict != tree.None {
+				t.Logf("a false positive, %q:\n%s", o.reasons, history(turns[:i+1]))
+			}
+		}
+		s.release()
+	}
+	c.judge(t)
+	if *corpusOut != "" {
+		data, err := json.Marshal(c)
+		must(t, err)
+		must(t, os.WriteFile(*corpusOut, data, 0o644))
+	}
+}
+
+// report fails with the shortest program that is still missed.
+func (s *sandbox) report(t *testing.T, half string, turns []program, o outcome, seed uint64) {
+	t.Errorf("a change of %s was judged unchanged (verdict %d, %q), seed %d:\n%s\n%q", half, o.verdict, o.reasons, seed, history(turns), append(o.files, o.process...))
+	again := func(turns []program) bool {
+		fresh := s.h.sandbox(t)
+		defer fresh.release()
+		for _, p := range turns {
+			if fresh.run(p).missed() != "" {
+				return true
+			}
+		}
+		return false
+	}
+	if !again(turns) {
+		t.Log("it doesn't happen each time")
+		return
+	}
+	t.Logf("shrunk:\n%s", history(shrink(turns, again)))
+}
+
+// shrink drops turns, then steps, as long as it still fails.
+func shrink(turns []program, fails func([]program) bool) []program {
+	for i := 0; i < len(turns); {
+		if less := append(turns[:i:i], turns[i+1:]...); len(less) > 0 && fails(less) {
+			turns = less
+		} else {
+			i++
+		}
+	}
+	for i := range turns {
+		for j := 0; j < len(turns[i].steps); {
+			less := slices.Clone(turns)
+			if less[i] = turns[i].without(j); len(less[i].steps) > 0 && fails(less) {
+				turns = less
+			} else {
+				j++
+			}
+		}
+	}
+	return turns
+}
+
+// judge prints the table and says whether the corpus shows what it claims to.
+func (c *tally) judge(t *testing.T) {
+	if t.Failed() {
+		return
+	}
+	t.Logf("%d turns, %d unchanged, missed %s, false positives %s", c.Turns, c.Unchanged,
+		wilson.String(c.Missed, c.Turns-c.Unchanged), wilson.String(c.FalsePositives, c.Unchanged))
+	enough := c.Turns >= 3*int64(len(c.rows))
+	var b strings.Builder
+	fmt.Fprintf(&b, "%-18s %-4s %-10s %6s %8s %7s %s\n", "way", "lang", "descriptor", "ran", "changed", "missed", "missed at most (95 %)")
+	idle := 0
+	for _, s := range slices.SortedFunc(maps.Keys(c.rows), func(a, b stratum) int {
+		return strings.Compare(a.way+" "+a.lang+a.origin, b.way+" "+b.lang+b.origin)
+	}) {
+		row := c.rows[s]
+		_, high := wilson.Interval(row.missed, row.changed)
+		fmt.Fprintf(&b, "%-18s %-4s %-10s %6d %8d %7d %.1f %%\n", s.way, s.lang, s.origin, row.ran, row.changed, row.missed, 100*high)
+		if row.changed == 0 {
+			idle++
+			if enough {
+				t.Errorf("%s in %s, descriptor %s: it never changed anything, so nothing is known (ran %d times)", s.way, s.lang, s.origin, row.ran)
+			}
+		}
+	}
+	t.Logf("%d rows, %d of them not reached:\n%s", len(c.rows), idle, &b)
+	share := float64(c.Unchanged) / float64(c.Turns)
+	if c.Turns >= 100 && (share < .4 || share > .6) {
+		t.Errorf("%.0f %% of the turns changed nothing; the corpus should hold 40 to 60 %%", 100*share)
+	}
+}
+
+// Every call that can change something is tried by a row, or is named here with
+// the reason why a sandbox can't get anywhere with it.
+func TestEveryCallHasARow(t *testing.T) {
+	tried := map[string]bool{}
+	for _, r := range rows {
+		for _, name := range strings.Fields(r.calls) {
+			tried[name] = true
+		}
+	}
+	for _, name := range inspector.CallsThatChange() {
+		why, named := untried[name]
+		switch {
+		case tried[name] && named:
+			t.Errorf("%s has a row and a reason to have none: %s", name, why)
+		case !tried[name] && !named:
+			t.Errorf("%s can change something, and no row tries it", name)
+		}
+	}
+}
+
+// untried are calls that no row can try, and why that is no hole.
+var untried = reasons(map[string]string{
+	"needs rights over the host that no sandbox has": `uselib acct swapon swapoff reboot iopl ioperm init_module finit_module delete_module
+		kexec_load kexec_file_load quotactl quotactl_fd adjtimex clock_adjtime clock_settime settimeofday syslog vhangup bpf open_by_handle_at`,
+	"the kernel has it no more": "create_module nfsservctl",
+	"undoes or reads what another row makes, and counts as a change by itself":    "umount2 mq_unlink mq_getsetattr shmctl msgctl pivot_root",
+	"another way to what mount_ does, by the same rule":                           "fsconfig move_mount mount_setattr open_tree_attr",
+	"only a mark (external), or sendmsg's rule; TestExternalIsAMarkOnly shows it": "connect sendmmsg",
+	"acts on pid 1, which its own rights keep it from, or shows nowhere outside":  "ptrace ioprio_set migrate_pages move_pages process_vm_writev pidfd_getfd setsockopt",
+	"keyrings can't be seen from outside; the inspector's own test has them":      "add_key request_key keyctl",
+})
+
+func reasons(why map[string]string) map[string]string {
+	out := map[string]string{}
+	for reason, names := range why {
+		for _, name := range strings.Fields(names) {
+			out[name] = reason
+		}
+	}
+	return out
+}
+
+// The shrinker finds the one step that matters.
+func TestShrink(t *testing.T) {
+	guilty := step{stratum{"write_", "c", own}, false}
+	quiet := step{stratum{"quiet", "c", own}, true}
+	turns := []program{{steps: []step{quiet}}, {steps: []step{quiet, guilty, quiet}}, {steps: []step{quiet}}}
+	got := shrink(turns, func(ps []program) bool {
+		return slices.ContainsFunc(ps, func(p program) bool { return slices.Contains(p.steps, guilty) })
+	})
+	if len(got) != 1 || len(got[0].steps) != 1 || got[0].steps[0] != guilty {
+		t.Errorf("shrunk to\n%s", history(got))
+	}
+}

@@ -1,0 +1,270 @@
+package corpus
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/boxwood-rl/boxwood/internal/treewalk"
+)
+
+// state is a sandbox as someone sees it who knows nothing of the inspector: it is
+// read from outside, through pid 1's root folder and its namespaces.
+type state struct {
+	at       time.Time
+	files    []string             // treewalk's lines, without the times of folders
+	dirTimes map[string]time.Time // which count only if they were set by hand
+	kernel   []string             // objects without a process
+	tasks    []string             // other than pid 1
+}
+
+// look reads a sandbox that stands still. upper tells which parts of the image,
+// to which no program of the corpus writes, need not be read again.
+func look(t testing.TB, pid1 int, upper string) state {
+	t.Helper()
+	s := state{at: time.Now(), dirTimes: map[string]time.Time{}}
+	if err := s.lookAtFiles(fmt.Sprintf("/proc/%d/root", pid1), upper); err != nil {
+		t.Fatal("the oracle can't read the files: ", err)
+	}
+	var err error
+	if s.kernel, err = kernelObjects(pid1); err != nil {
+		t.Fatal("the oracle can't read the kernel's objects: ", err)
+	}
+	if s.tasks, err = tasksBeside(pid1); err != nil {
+		t.Fatal("the oracle can't list the tasks: ", err)
+	}
+	return s
+}
+
+var dirLine = regexp.MustCompile(`^("(?:[^"\\]|\\.)*" dir [^=]*) mtime=(\d+)\.(\d+)(.*)$`)
+
+func (s *state) lookAtFiles(root, upper string) error {
+	for _, top := range []string{"/", "/dev/shm"} {
+		lines, _, err := treewalk.Digest(root+top, treewalk.Options{Skip: func(path string) bool {
+			if !slices.Contains([]string{"bin", "lib", "lib64", "usr", "opt"}, path) || top != "/" {
+				return false
+			}
+			_, err := os.Lstat(filepath.Join(upper, path))
+			return errors.Is(err, os.ErrNotExist)
+		}})
+		if err != nil {
+			return err
+		}
+		for _, l := range lines {
+			if m := dirLine.FindStringSubmatch(l); m != nil {
+				sec, _ := strconv.ParseInt(m[2], 10, 64)
+				nsec, _ := strconv.ParseInt(m[3], 10, 64)
+				s.dirTimes[top+" "+m[1]] = time.Unix(sec, nsec)
+				l = m[1] + m[4]
+			}
+			s.files = append(s.files, top+" "+l)
+		}
+	}
+	return chattrs(s, root)
+}
+
+// chattrs adds the flags of chattr, which treewalk doesn't show.
+func chattrs(s *state, root string) error {
+	for _, top := range []string{"/w", "/u"} {
+		err := filepath.WalkDir(root+top, func(path string, d os.DirEntry, err error) error {
+			if errors.Is(err, os.ErrNotExist) && path == root+top {
+				return filepath.SkipDir
+			}
+			if err != nil || !d.IsDir() && !d.Type().IsRegular() {
+				return err
+			}
+			f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOATIME, 0)
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			flags, err := unix.IoctlGetInt(int(f.Fd()), unix.FS_IOC_GETFLAGS)
+			if err != nil {
+				return err
+			}
+			if flags &= 0xff; flags != 0 {
+				s.files = append(s.files, fmt.Sprintf("%q chattr %#x", path[len(root):], flags))
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// kernelObjects lists what lives in the kernel without a process, from a thread
+// that enters the sandbox's namespaces and is not used again.
+func kernelObjects(pid1 int) (out []string, err error) {
+	for _, name := range []string{"mountinfo", "limits"} {
+		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid1, name))
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, string(data))
+	}
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid1))
+	if err != nil {
+		return nil, err
+	}
+	after := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+	out = append(out, "priority "+after[15]+" nice "+after[16]+" policy "+after[38])
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid1))
+	if err != nil {
+		return nil, err
+	}
+	out = append(out, regexp.MustCompile(`Cpus_allowed:.*`).FindString(string(status)))
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // without an unlock: the thread ends with this function
+		lines, err := inside(pid1)
+		out = append(out, lines...)
+		done <- err
+	}()
+	return out, <-done
+}
+
+func inside(pid1 int) (out []string, err error) {
+	for _, ns := range []string{"ipc", "uts", "net"} {
+		fd, err := unix.Open(fmt.Sprintf("/proc/%d/ns/%s", pid1, ns), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return nil, err
+		}
+		err = unix.Setns(fd, 0)
+		unix.Close(fd)
+		if err != nil {
+			return nil, fmt.Errorf("entering %s: %w", ns, err)
+		}
+	}
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return nil, err
+	}
+	out = append(out, unix.ByteSliceToString(u.Nodename[:])+" "+unix.ByteSliceToString(u.Domainname[:]))
+	for _, path := range []string{"/proc/sysvipc/shm", "/proc/sysvipc/msg", "/proc/sysvipc/sem", "/proc/thread-self/net/fib_trie",
+		"/proc/thread-self/net/if_inet6", "/proc/sys/net/ipv4/ip_forward"} {
+		data, err := os.ReadFile(path)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return nil, err
+		}
+		out = append(out, path+"\n"+string(data))
+	}
+	queues, err := posixQueues()
+	if err != nil {
+		return nil, fmt.Errorf("listing POSIX queues: %w", err)
+	}
+	lo, err := loopback()
+	if err != nil {
+		return nil, fmt.Errorf("asking for lo: %w", err)
+	}
+	return append(out, queues, lo), nil
+}
+
+// posixQueues mounts the queues of this thread's namespace nowhere and reads them.
+func posixQueues() (string, error) {
+	fs, err := unix.Fsopen("mqueue", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return "", err
+	}
+	defer unix.Close(fs)
+	if err := unix.FsconfigCreate(fs); err != nil {
+		return "", err
+	}
+	mnt, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, 0)
+	if err != nil {
+		return "", err
+	}
+	defer unix.Close(mnt)
+	dir := fmt.Sprintf("/proc/thread-self/fd/%d", mnt)
+	entries, err := os.ReadDir(dir + "/.")
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	for _, e := range entries {
+		data, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		fmt.Fprintf(&b, "queue %q %q %v\n", e.Name(), data, err)
+	}
+	return b.String(), nil
+}
+
+func loopback() (string, error) {
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return "", err
+	}
+	defer unix.Close(s)
+	out := "lo"
+	for _, request := range []uintptr{unix.SIOCGIFFLAGS, unix.SIOCGIFMTU, unix.SIOCGIFTXQLEN} {
+		var r [40]byte // struct ifreq
+		copy(r[:], "lo")
+		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(s), request, uintptr(unsafe.Pointer(&r))); errno != 0 {
+			return "", errno
+		}
+		out += fmt.Sprintf(" %x", r[16:20])
+	}
+	return out, nil
+}
+
+// tasksBeside lists the processes of pid 1's pid namespace but itself.
+func tasksBeside(pid1 int) (out []string, err error) {
+	ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", pid1))
+	if err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == pid1 {
+			continue
+		}
+		if its, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", pid)); err != nil || its != ns {
+			continue
+		}
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			continue // it has just ended
+		}
+		after := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+		if after[0] == "Z" {
+			continue
+		}
+		out = append(out, fmt.Sprintf("task %d started %s", pid, after[19]))
+	}
+	slices.Sort(out)
+	return out, nil
+}
+
+// slack is how far a folder's time may lie from the clock if an entry moved it.
+const slack = 1100 * time.Millisecond
+
+// changed says what differs between two states, in words; empty: nothing.
+func changed(was, is state) (files, process []string) {
+	files = treewalk.Diff(was.files, is.files, 5)
+	if len(files) == 0 && !slices.Equal(was.files, is.files) {
+		files = append(files, "another order or number of lines")
+	}
+	for path, now := range is.dirTimes {
+		before, there := was.dirTimes[path]
+		if there && !before.Equal(now) && (now.Before(was.at.Add(-slack)) || now.After(is.at.Add(slack))) {
+			files = append(files, fmt.Sprintf("%s: its time was set from %v to %v", path, before, now))
+		}
+	}
+	process = append(treewalk.Diff(was.kernel, is.kernel, 5), treewalk.Diff(was.tasks, is.tasks, 5)...)
+	return files, process
+}
