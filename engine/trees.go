@@ -99,21 +99,18 @@ func (e *Engine) CreateTree(ctx context.Context, n NewTree, commit func(*tree.Tx
 	if err != nil || !n.WithSandbox {
 		return out, err
 	}
+	var unborn error
 	err = e.Fork(ctx, arrived, []Want{{Node: out.Root.ID, Count: 1}}, ForkOptions{}, func(c Child) {
-		if c.Err != nil {
-			err = c.Err
-			return
+		if unborn = c.Err; unborn == nil {
+			out.Sandbox = &c.Sandbox
 		}
-		out.Sandbox = &c.Sandbox
 	})
-	if out.Sandbox == nil {
+	if err = errors.Join(err, unborn); err == nil && commit != nil {
+		_, err = e.Store.Update(ctx, func(tx *tree.Tx) error { return commit(tx, out) })
+	}
+	if err != nil {
 		_, _, cerr := e.CloseTree(context.WithoutCancel(ctx), out.Tree.ID)
 		return CreatedTree{}, errors.Join(err, cerr)
-	}
-	if commit != nil {
-		if _, err := e.Store.Update(ctx, func(tx *tree.Tx) error { return commit(tx, out) }); err != nil {
-			return CreatedTree{}, err
-		}
 	}
 	return out, nil
 }
