@@ -299,10 +299,13 @@ func (tx *Tx) PutSandbox(sb Sandbox) error {
 			return err
 		}
 	}
-	if old, ok := find[Sandbox](tx.reader, sandboxes, byID, key(sb.ID)); ok {
-		tx.add(sandboxes, old.Tree, -1)
+	old, ok := find[Sandbox](tx.reader, sandboxes, byID, key(sb.ID))
+	if !ok || old.Tree != sb.Tree { // every turn moves a sandbox on, and most counts stay
+		if ok {
+			tx.add(sandboxes, old.Tree, -1)
+		}
+		tx.add(sandboxes, sb.Tree, 1)
 	}
-	tx.add(sandboxes, sb.Tree, 1)
 	sb.ModifyIndex = tx.step()
 	put(tx, sandboxes, sandboxRows, string(sb.ID), &sb, layoutSandbox)
 	return nil

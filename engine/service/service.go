@@ -46,6 +46,9 @@ func New(e *engine.Engine, version string, log *slog.Logger) *grpc.Server {
 		// A trainer that vanished without a word is noticed, so that its turn is cancelled.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 20 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+		// Windows of a fixed size: the estimator that would set them answers each request with a
+		// ping, and over a socket of this host there is no distance to estimate.
+		grpc.InitialWindowSize(1<<20), grpc.InitialConnWindowSize(8<<20),
 		// Reuses goroutines over calls: a turn is short.
 		grpc.NumStreamWorkers(8),
 	)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import threading
 
 import pytest
@@ -298,3 +300,16 @@ def test_threads_share_a_client(tree: boxwood.Tree) -> None:
         for thread in threads:
             thread.join()
         assert [texts[c.id] for c in children.ready] == [f"{n}\n" for n in range(8)]
+
+
+def test_a_node_is_read_when_it_is_looked_at(tree: boxwood.Tree) -> None:
+    node = tree.sandbox.run("echo x").node
+    with pytest.raises(AttributeError, match="no attribute 'verdikt'"):
+        node.verdikt  # type: ignore[attr-defined] # noqa: B018
+    assert node.observation.stdout == b"x\n"
+    assert {f.name for f in dataclasses.fields(node)} <= set(dir(node))
+    unread = tree.sandbox.run("echo y").node
+    assert dataclasses.replace(unread, depth=7).observation.stdout == b"y\n"
+    assert copy.copy(tree.sandbox.run("echo z").node).observation.stdout == b"z\n"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        unread.depth = 3  # type: ignore[misc]

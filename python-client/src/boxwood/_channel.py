@@ -79,6 +79,10 @@ class Connection:
             ("grpc.enable_retries", 0),
             # Clients of one process don't share a connection: closing one is its own affair.
             ("grpc.use_local_subchannel_pool", 1),
+            # No pings to estimate a bandwidth that a socket of this host doesn't limit: each
+            # wakes threads on both sides in the middle of a turn.
+            ("grpc.http2.bdp_probe", 0),
+            ("grpc.http2.lookahead_bytes", 1 << 20),
         ]
         if target.startswith("unix:"):
             options.append(("grpc.default_authority", "localhost"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import _wire
 from ._proto import boxwood_pb2 as pb
@@ -99,6 +99,25 @@ class Node:
     modify_index: int
     sandbox_id: str
     _client: Client
+
+    if not TYPE_CHECKING:  # or a misspelt name would pass for a field
+
+        def __getattr__(self, name: str) -> Any:
+            """Reads the fields out of the message, when the first of them is asked for."""
+            fields = self.__dict__
+            # Two threads may both come here; they find the same.
+            if (message := fields.get("_message")) is not None:
+                fields.update(_read(message))
+                fields["_message"] = None
+            if name in fields:
+                return fields[name]
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        if (message := state.pop("_message", None)) is not None:
+            state.update(_read(message))
+        return state
 
     def __eq__(self, other: object) -> bool:
         return self.id == other.id if isinstance(other, Node) else NotImplemented
@@ -344,43 +363,47 @@ def annotation_message(node_id: str, note: Annotation) -> pb.NodeAnnotation:
 
 
 def from_message(client: Client, m: pb.Node) -> Node:
-    """Reads a Node message."""
+    """Reads a Node message: at once who it is, the rest when it is asked for.
+
+    Most nodes of a rollout are looked at by few fields, or by their id alone, and all
+    fields together cost about as much as the call that brought them.
+    """
     node = object.__new__(Node)
-    # Past the constructor of a frozen class, which sets one field after the other by a
-    # call: with 34 of them that was most of a turn's time in this package.
-    node.__dict__.update(
-        id=m.id,
-        tree_id=m.tree_id,
-        parent_id=m.parent_id,
-        depth=m.depth,
-        ordinal=m.ordinal,
-        action=Action(m.action.text.decode("utf-8", "replace"), tuple(m.action.argv), m.action.steps),
-        observation=_wire.observation(m.observation),
-        turn_status=_wire.turn_status(m.turn_status),
-        verdict=_wire.verdict(m.verdict),
-        external=m.external,
-        reasons=tuple(m.reasons),
-        effects=_wire.effects(m.effects),
-        effect_count=m.effect_count,
-        checkpoint_id=m.checkpoint_id,
-        checkpoint_node_id=m.checkpoint_node_id,
-        process_kind=_wire.process_kind(m.process_kind),
-        capture=_wire.capture_status(m.capture),
-        withheld_reason=m.withheld_reason,
-        rewards=dict(m.rewards),
-        value=m.value,
-        visits=m.visits,
-        labels=dict(m.labels),
-        policy_version=m.policy_version,
-        payload_digest=m.payload_digest,
-        payload_bytes=m.payload_bytes,
-        started_at=m.started_at,
-        ended_at=m.ended_at,
-        frozen_at=m.frozen_at,
-        survivors_ran=m.survivors_ran,
-        pinned=m.pinned,
-        modify_index=m.modify_index,
-        sandbox_id=m.sandbox_id,
-        _client=client,
-    )
+    node.__dict__.update(id=m.id, _client=client, _message=m)
     return node
+
+
+def _read(m: pb.Node) -> dict[str, Any]:
+    return {
+        "tree_id": m.tree_id,
+        "parent_id": m.parent_id,
+        "depth": m.depth,
+        "ordinal": m.ordinal,
+        "action": Action(m.action.text.decode("utf-8", "replace"), tuple(m.action.argv), m.action.steps),
+        "observation": _wire.observation(m.observation),
+        "turn_status": _wire.turn_status(m.turn_status),
+        "verdict": _wire.verdict(m.verdict),
+        "external": m.external,
+        "reasons": tuple(m.reasons),
+        "effects": _wire.effects(m.effects),
+        "effect_count": m.effect_count,
+        "checkpoint_id": m.checkpoint_id,
+        "checkpoint_node_id": m.checkpoint_node_id,
+        "process_kind": _wire.process_kind(m.process_kind),
+        "capture": _wire.capture_status(m.capture),
+        "withheld_reason": m.withheld_reason,
+        "rewards": dict(m.rewards),
+        "value": m.value,
+        "visits": m.visits,
+        "labels": dict(m.labels),
+        "policy_version": m.policy_version,
+        "payload_digest": m.payload_digest,
+        "payload_bytes": m.payload_bytes,
+        "started_at": m.started_at,
+        "ended_at": m.ended_at,
+        "frozen_at": m.frozen_at,
+        "survivors_ran": m.survivors_ran,
+        "pinned": m.pinned,
+        "modify_index": m.modify_index,
+        "sandbox_id": m.sandbox_id,
+    }

@@ -216,7 +216,8 @@ class Sandbox:
             self.head_id = turn.node.id
         if turn.sandbox_lost:
             self.released = True
-        if check and not turn.ok:
+        m = result.node
+        if check and (m.turn_status != pb.TURN_STATUS_COMPLETED or m.observation.exit_code):
             raise CommandFailed(turn)
         return turn
 
