@@ -17,6 +17,12 @@ import (
 type comparison struct {
 	names []tree.Effect       // names that differ
 	metas map[string]metadata // inodes that differ, by path
+	// copies are files of the image that were copied up and still show what the image
+	// shows, with their time of change. They are new inodes, whose content raises no
+	// flag, so each barrier has to look at them again.
+	copies map[string]int64
+	// settled is the stamp before which a time of change told all.
+	settled int64
 }
 
 // maxContent is how much one barrier reads to tell a file that looks changed from
@@ -37,7 +43,7 @@ func (w *watch) judgeFiles(ctx context.Context, epoch, fresh signs, all, turn *f
 		return
 	}
 	w.judgeOld(all, turn)
-	if fresh&(sawNames|sawMeta|sawNewMeta|sawTimes) != 0 || w.stale {
+	if fresh&(sawNames|sawMeta|sawNewMeta|sawTimes) != 0 || w.stale || len(w.files.copies) > 0 {
 		was := w.files
 		if err := w.compare(ctx, epoch, all.files); err != nil {
 			w.stale = true
@@ -115,7 +121,9 @@ func (w *watch) compare(ctx context.Context, epoch signs, decided bool) error {
 		return err
 	}
 	w.seen, w.seenAt = live, at
-	w.files = comparison{names: w.namesThatDiffer(compare(base, live), epoch)}
+	was := w.files
+	w.files = comparison{copies: map[string]int64{}, settled: at}
+	w.files.names = w.namesThatDiffer(compare(base, live), epoch, was)
 	decided = decided || len(w.files.names) > 0
 	if epoch&sawMeta != 0 && (!decided || w.k.opts.MaxEntries-l.left <= fewNames) {
 		return w.compareAttrs(ctx, base, live, epoch&sawTimes != 0)
@@ -123,7 +131,7 @@ func (w *watch) compare(ctx context.Context, epoch signs, decided bool) error {
 	return nil
 }
 
-func (w *watch) namesThatDiffer(d difference, epoch signs) []tree.Effect {
+func (w *watch) namesThatDiffer(d difference, epoch signs, was comparison) []tree.Effect {
 	var out []tree.Effect
 	add := func(kind tree.EffectKind, path, detail string) {
 		out = append(out, tree.Effect{Kind: kind, Subject: []byte(path), Detail: detail})
@@ -139,7 +147,7 @@ func (w *watch) namesThatDiffer(d difference, epoch signs) []tree.Effect {
 		switch {
 		case p.kind == unix.DT_CHR: // a whiteout
 			add(tree.FileDeleted, p.path, "")
-		case !w.onlyCopiedUp(p, epoch, &limit):
+		case !w.onlyCopiedUp(p, epoch, was, &limit):
 			add(tree.FileCreated, p.path, "")
 		}
 	}
@@ -155,9 +163,9 @@ func (w *watch) namesThatDiffer(d difference, epoch signs) []tree.Effect {
 // onlyCopiedUp says that a new entry of upper shows what the image showed. Making
 // a file in a directory of the image, even one that is deleted again, leaves a copy
 // of that directory behind.
-func (w *watch) onlyCopiedUp(p place, epoch signs, limit *int64) bool {
+func (w *watch) onlyCopiedUp(p place, epoch signs, was comparison, limit *int64) bool {
 	if p.dir == nil {
-		return p.kind == unix.DT_REG && sameAsBelow(w.subject.Lower, w.subject.Upper, p.path, false, false, limit)
+		return p.kind == unix.DT_REG && w.sameFileAsBelow(p.path, was, limit)
 	}
 	if p.dir.marks != copiedUp {
 		return false
@@ -166,6 +174,30 @@ func (w *watch) onlyCopiedUp(p place, epoch signs, limit *int64) bool {
 		return true
 	}
 	return sameAsBelow(w.subject.Lower, w.subject.Upper, p.path, true, epoch&sawTimes != 0, limit)
+}
+
+// sameFileAsBelow compares a copied file with the image's, unless it was found equal
+// before and its time of change tells that it still is. That time moves with the
+// first store through a mapping as it does with a write; only a process that mapped
+// the file before, and is still there, can store without moving it.
+func (w *watch) sameFileAsBelow(path string, was comparison, limit *int64) bool {
+	fd, err := beneath(w.subject.Upper, path, unix.O_RDONLY)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return false
+	}
+	ctime := st.Ctim.Nano()
+	before, known := was.copies[path]
+	still := known && before == ctime && ctime < was.settled && len(w.last) == 0
+	if !still && !sameAsBelow(w.subject.Lower, w.subject.Upper, path, false, false, limit) {
+		return false
+	}
+	w.files.copies[path] = ctime
+	return true
 }
 
 // compareAttrs finds inodes of the base that changed in any way. An inode whose

@@ -435,3 +435,55 @@ func TestThisHostIsSupported(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// A file of the image that was opened for writing is copied up, which is no change.
+// What is written to the copy in a later turn is one, although the copy is as new as
+// a temporary file.
+func TestCopiesAreLookedAtAgain(t *testing.T) {
+	k := mustKernel(t, Options{})
+	for _, way := range []string{"lower_write", "lower_mmap", "lower_truncate", "lower_chmod", "lower_unlink"} {
+		t.Run(way, func(t *testing.T) {
+			b := mustBox(t, nil)
+			w := mustWatch(t, k, b)
+			w.BeginTurn()
+			b.turn("/ways", "open_rdwr_lower")
+			expect(t, "copied up", barrier(w), tree.None, tree.None)
+			w.BeginTurn()
+			b.turn("/ways", "quiet")
+			expect(t, "left alone", barrier(w), tree.None, tree.None)
+			w.BeginTurn()
+			b.turn("/ways", way)
+			expect(t, "changed", barrier(w), tree.Files, tree.Files)
+			w.NewEpoch(b.snapshot())
+			w.BeginTurn()
+			expect(t, "captured", barrier(w), tree.None, tree.None)
+		})
+	}
+}
+
+// A survivor that mapped the copy can store without moving any time, and the page
+// has been dirty since it was copied.
+func TestSurvivorStoresToACopy(t *testing.T) {
+	k := mustKernel(t, Options{})
+	b := mustBox(t, nil)
+	w := mustWatch(t, k, b)
+	w.BeginTurn()
+	b.turn("/ways", "lower_mapped_survivor")
+	expect(t, "mapped, stored to and put back", barrier(w), tree.Process, tree.Process)
+	procs, err := b.survivors()
+	b.must(err)
+	w.BeginTurn()
+	b.must(syscall.Kill(procs[0].PID, syscall.SIGUSR1))
+	path := filepath.Join(b.root, "lw/file")
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		data, err := os.ReadFile(path)
+		b.must(err)
+		if data[0] != 'o' {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the survivor doesn't store")
+		}
+	}
+	expect(t, "stored", barrier(w), tree.Both, tree.Both)
+}

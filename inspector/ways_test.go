@@ -87,6 +87,7 @@ var ways = []struct {
 	{"replace_same", tree.Files, "/w/empty"},
 	{"lower_unlink", tree.Files, "/lw/file"},
 	{"lower_write", tree.Files, "/lw/file"},
+	{"lower_mmap", tree.Files, "/lw/file"},
 	{"lower_chmod", tree.Files, "/lw/file"},
 	{"lower_chmod_dir", tree.Files, "/lw/tmp"},
 	{"lower_fchmod_dir", tree.Files, "/lw/tmp"},

@@ -286,6 +286,15 @@ static volatile char *page;
 static void store(int s) { page[9]++; }
 W(survivor_mapped) { page = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, rw("old"), 0); signal(SIGUSR1, store); survivor(); }
 
+/* The same with a file of the image, whose page it has made dirty and put back, times too. */
+W(lower_mapped_survivor) {
+	struct stat s; int fd = rw("/lw/file"); fstat(fd, &s);
+	page = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0); page[0]++; page[0]--;
+	struct timespec t[2] = {s.st_atim, s.st_mtim}; MUST(futimens(fd, t)); close(fd);
+	page -= 9; signal(SIGUSR1, store); survivor();
+}
+W(lower_mmap) { char *p = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, rw("/lw/file"), 0); p[0]++; }
+
 /* ---- out of the sandbox ---- */
 W(connect_) { struct sockaddr_in a = {AF_INET, htons(9), {htonl(0x0a010203)}}; connect(socket(AF_INET, SOCK_STREAM, 0), (void *)&a, sizeof a); }
 W(datagram) { struct sockaddr_in a = {AF_INET, htons(9), {htonl(0x0a010203)}}; sendto(socket(AF_INET, SOCK_DGRAM, 0), "x", 1, 0, (void *)&a, sizeof a); }
@@ -316,7 +325,7 @@ static const struct { const char *name; void (*run)(void); } ways[] = {
 	ROW(ftruncate_restore), ROW(o_trunc), ROW(o_trunc_empty), ROW(creat_), ROW(openat2_trunc), ROW(o_direct), ROW(mmap_store), ROW(mmap_after_close), ROW(mmap_mprotect), ROW(madv_remove), ROW(madv_remove_half), ROW(read_into_map), ROW(io_submit_),
 	ROW(io_uring_), ROW(int80), ROW(core), ROW(inherited), ROW(stdout_), ROW(proc_self_fd), ROW(passed), ROW(double_fork), ROW(unshared), ROW(memfd_exec), ROW(race_write), ROW(race_fchmod), ROW(race_path_chmod), ROW(race_path_truncate), ROW(race_path_unlink), ROW(race_close), ROW(mapped_store), ROW(sparse), ROW(concurrent),
 	ROW(create), ROW(tmpfile_link), ROW(rename_), ROW(rename_over), ROW(rename_dir), ROW(rename_into), ROW(exchange), ROW(link_), ROW(symlink_), ROW(mkfifo_), ROW(mknod_), ROW(bind_),
-	ROW(mkdir_), ROW(rmdir_), ROW(unlink_), ROW(unlink_write), ROW(replace_same), ROW(lower_unlink), ROW(lower_write), ROW(lower_chmod), ROW(lower_chmod_dir), ROW(lower_fchmod_dir),
+	ROW(mkdir_), ROW(rmdir_), ROW(unlink_), ROW(unlink_write), ROW(replace_same), ROW(lower_unlink), ROW(lower_write), ROW(lower_mmap), ROW(lower_mapped_survivor), ROW(lower_chmod), ROW(lower_chmod_dir), ROW(lower_fchmod_dir),
 	ROW(lower_truncate), ROW(lower_create), ROW(long_name), ROW(chmod_), ROW(fchmod_), ROW(fchmodat2_), ROW(chmod_root), ROW(chmod_dir), ROW(fchmod_dir), ROW(chown_), ROW(lchown_), ROW(fchown_),
 	ROW(utimensat_), ROW(utimensat_dir), ROW(lower_utimensat_dir), ROW(futimens_), ROW(utimes_), ROW(utime_), ROW(touch), ROW(setxattr_), ROW(lsetxattr_), ROW(fsetxattr_), ROW(setxattr_dir), ROW(removexattr_), ROW(fremovexattr_), ROW(setflags),
 	ROW(fssetxattr), ROW(setflags_dir), ROW(futimesat_), ROW(lremovexattr_), ROW(setxattrat_), ROW(removexattrat_), ROW(file_setattr_), ROW(msg_sent), ROW(sem_used), ROW(mq_sent), ROW(quiet), ROW(reads), ROW(open_rdwr), ROW(open_rdwr_lower), ROW(create_unlink), ROW(mkdtemp_), ROW(lower_temp), ROW(lower_temp_chmod), ROW(tmpfile_gone),
