@@ -62,6 +62,10 @@ for program in /bin/true /bin/touch /bin/sh; do
     cp -L "$lib" "$scratch/root$lib"
   done
 done
+# As every real image has one: without it the loader of each program tries some forty
+# paths that the baseline, which runs on this host, doesn't.
+cp -rL /etc/ld.so.conf /etc/ld.so.conf.d "$scratch/root/etc/" 2>/dev/null || true
+"$(command -v ldconfig || echo /sbin/ldconfig)" -r "$scratch/root"
 
 export BOXWOOD_ADDRESS=$scratch/socket
 setsid "$boxwood" serve --state "$scratch/state" --socket "$BOXWOOD_ADDRESS" --pool-size 8G \
