@@ -71,7 +71,7 @@ type Config struct {
 	Limits tree.Limits
 	// Captures that run at once: 2.
 	Captures int
-	// Forks that are being made at once: 4.
+	// Forks whose boxes are being made at once: 4.
 	Forks int
 	Log   *slog.Logger
 }
@@ -101,6 +101,9 @@ func (c *Config) fill() {
 	}
 }
 
+// clonesAtOnce is as many as the pool has folders to make them in.
+const clonesAtOnce = 16
+
 // Engine runs sandboxes and grows trees. Safe for concurrent use.
 type Engine struct {
 	Parts
@@ -108,7 +111,8 @@ type Engine struct {
 	log *slog.Logger
 
 	captures *sched.Runner
-	forks    chan struct{} // one token per fork being made
+	clones   chan struct{} // one token per clone being made: those under way share transactions
+	attaches chan struct{} // one token per box being made
 	spares   *spares
 	removals *sched.Runner // kills of released boxes, removal of file state
 	setups   flights       // set-ups being run, by digest
@@ -137,7 +141,8 @@ func New(ctx context.Context, parts Parts, cfg Config) (*Engine, error) {
 		Parts: parts, cfg: cfg, log: cfg.Log, stop: stop,
 		captures:  sched.NewRunner(cfg.Captures),
 		removals:  sched.NewRunner(2),
-		forks:     make(chan struct{}, cfg.Forks),
+		clones:    make(chan struct{}, clonesAtOnce),
+		attaches:  make(chan struct{}, cfg.Forks),
 		sandboxes: map[ids.Sandbox]*sandbox{},
 		turns:     map[ids.Turn]*turn{},
 		pending:   map[ids.Node]*sched.Job{},

@@ -160,8 +160,8 @@ func (e *Engine) Fork(ctx context.Context, arrived time.Time, wants []Want, o Fo
 	var mu sync.Mutex
 	var ready []ids.Sandbox
 	var wg sync.WaitGroup
-	deliver := func(b *birth, err error) {
-		c := e.deliver(ctx, b, o, err)
+	deliver := func(b *birth) {
+		c := e.deliver(ctx, b, o)
 		c.Ready = time.Since(arrived)
 		b.row.Ready, b.row.Batch = c.Ready, int64(total)
 		mu.Lock()
@@ -173,18 +173,11 @@ func (e *Engine) Fork(ctx context.Context, arrived time.Time, wants []Want, o Fo
 		e.Stats.Fork(b.row)
 	}
 	for _, b := range births {
-		// Tokens are taken in order, so that the first children come out first.
-		var err error
-		select {
-		case e.forks <- struct{}{}:
-		case <-ctx.Done():
-			err = fault.New(fault.Deadline, "fork_deadline", "forking node %s: %w", b.point.node.ID, context.Cause(ctx))
-		}
 		if total == 1 { // waking another thread takes longer than to hand out a spare
-			deliver(b, err)
+			deliver(b)
 			break
 		}
-		wg.Go(func() { deliver(b, err) })
+		wg.Go(func() { deliver(b) })
 	}
 	wg.Wait()
 	if len(ready) < o.MinReady {
@@ -197,13 +190,9 @@ func (e *Engine) Fork(ctx context.Context, arrived time.Time, wants []Want, o Fo
 	return nil
 }
 
-// deliver brings a child into the world. Unless err says that it got none, it
-// has a token, which it gives back.
-func (e *Engine) deliver(ctx context.Context, b *birth, o ForkOptions, err error) Child {
-	if err == nil {
-		err = e.bear(ctx, b, o)
-		<-e.forks
-	}
+// deliver brings a child into the world.
+func (e *Engine) deliver(ctx context.Context, b *birth, o ForkOptions) Child {
+	err := e.bear(ctx, b, o)
 	c := Child{Want: b.want, Child: b.child, Err: err}
 	if err != nil {
 		e.miscarry(b)
@@ -361,24 +350,48 @@ func (e *Engine) materialise(ctx context.Context, b *birth) error {
 // seal, and a zygote that takes it as its root. row, if any, is told how long
 // that took.
 func (e *Engine) embody(ctx context.Context, ck *tree.Checkpoint, gen ids.Generation, seed string, limits tree.Limits, row *stats.ForkRow) (_ *body, err error) {
+	if err := take(ctx, e.clones, ck.Node); err != nil {
+		return nil, err
+	}
 	began := time.Now()
 	upper, err := e.Pool.Clone(ctx, ck.Snapshot, ck.Seal, gen, limits.DiskBytes)
+	cloned := time.Now()
+	<-e.clones
 	if err != nil {
 		return nil, fmt.Errorf("cloning the snapshot of node %s: %w", ck.Node, err)
 	}
-	cloned := time.Now()
-	id := identity(gen, seed, limits)
-	bx, err := e.Boxes.Start(ctx, box.Root{Lower: upper.Layers, Upper: upper.Dir, Work: upper.Work}, id)
-	if err != nil {
+	defer func() {
+		if err == nil {
+			return
+		}
 		if uerr := e.Pool.Release(gen); uerr != nil {
 			e.log.Error("releasing a clone", "generation", gen, "error", uerr)
 		}
+	}()
+	if err := take(ctx, e.attaches, ck.Node); err != nil {
+		return nil, err
+	}
+	attaching := time.Now()
+	id := identity(gen, seed, limits)
+	bx, err := e.Boxes.Start(ctx, box.Root{Lower: upper.Layers, Upper: upper.Dir, Work: upper.Work}, id)
+	<-e.attaches
+	if err != nil {
 		return nil, fmt.Errorf("starting a box: %w", err)
 	}
 	if row != nil {
-		row.Clone, row.Attach = cloned.Sub(began), time.Since(cloned) // the check against the seal included
+		row.Clone, row.Attach = cloned.Sub(began), time.Since(attaching) // the check against the seal included
 	}
 	return &body{gen: gen, hostname: id.Hostname, upper: upper, box: bx}, nil
+}
+
+// take waits for a token.
+func take(ctx context.Context, tokens chan struct{}, node ids.Node) error {
+	select {
+	case tokens <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fault.New(fault.Deadline, "fork_deadline", "forking node %s: %w", node, context.Cause(ctx))
+	}
 }
 
 func (e *Engine) watch(bx box.Box, upper *pool.Upper, ck *tree.Checkpoint) (inspector.Watch, error) {

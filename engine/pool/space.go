@@ -51,7 +51,11 @@ func (p *Btrfs) Usage() (Usage, error) {
 	if err != nil {
 		return u, err
 	}
-	for dir, n := range map[*os.File]*int{p.snapshots: &u.Snapshots, p.uppers: &u.Uppers} {
+	for _, dir := range append([]*os.File{p.snapshots}, p.uppers[:]...) {
+		n := &u.Uppers
+		if dir == p.snapshots {
+			n = &u.Snapshots
+		}
 		entries, err := os.ReadDir(dir.Name())
 		if err != nil {
 			return u, err

@@ -37,9 +37,9 @@ func (p *Btrfs) Clone(ctx context.Context, from ids.Snapshot, seal tree.Seal, as
 		return nil, err
 	}
 	if limit > 0 && p.quotas {
-		err = btrfs.SnapshotLimited(p.uppers, string(as), src, uint64(limit))
+		err = btrfs.SnapshotLimited(p.uppersOf(as), string(as), src, uint64(limit))
 	} else {
-		err = btrfs.Snapshot(p.uppers, string(as), src, false)
+		err = btrfs.Snapshot(p.uppersOf(as), string(as), src, false)
 	}
 	if errors.Is(err, unix.EEXIST) {
 		return nil, fault.New(fault.Exists, "generation_exists", "generation %s has an upper already", as)
@@ -58,7 +58,7 @@ func (p *Btrfs) Clone(ctx context.Context, from ids.Snapshot, seal tree.Seal, as
 }
 
 func (p *Btrfs) upper(as ids.Generation, layers []ids.Layer) (*Upper, error) {
-	f, err := p.openSubvol(p.uppers, string(as))
+	f, err := p.openSubvol(p.uppersOf(as), string(as))
 	if err != nil {
 		return nil, err
 	}
@@ -67,7 +67,7 @@ func (p *Btrfs) upper(as ids.Generation, layers []ids.Layer) (*Upper, error) {
 	if err != nil {
 		return nil, err
 	}
-	dir := filepath.Join(p.uppers.Name(), string(as))
+	dir := filepath.Join(p.uppersOf(as).Name(), string(as))
 	up := &Upper{Generation: as, Dir: filepath.Join(dir, upperName), Work: filepath.Join(dir, workName), Subvolume: id}
 	for _, l := range layers {
 		up.Layers = append(up.Layers, p.layerDir(l))
@@ -79,7 +79,7 @@ func (p *Btrfs) FindUpper(as ids.Generation) (*Upper, error) {
 	if err := checkName(string(as)); err != nil {
 		return nil, err
 	}
-	layers, err := readStack(filepath.Join(p.uppers.Name(), string(as)))
+	layers, err := readStack(filepath.Join(p.uppersOf(as).Name(), string(as)))
 	if err != nil {
 		return nil, upperFault(as, err)
 	}
@@ -109,12 +109,12 @@ func (p *Btrfs) Flush(ctx context.Context, of ids.Generation) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	src, err := p.openSubvol(p.uppers, string(of))
+	src, err := p.openSubvol(p.uppersOf(of), string(of))
 	if err != nil {
 		return upperFault(of, err)
 	}
 	defer src.Close()
-	return btrfs.Flush(p.uppers, string(of), src)
+	return btrfs.Flush(p.uppersOf(of), string(of), src)
 }
 
 // Snapshot is one ioctl: it runs while the sandbox is frozen.
@@ -122,7 +122,7 @@ func (p *Btrfs) Snapshot(ctx context.Context, of ids.Generation, as ids.Snapshot
 	if err := checkName(string(as)); err != nil {
 		return nil, err
 	}
-	src, err := p.openSubvol(p.uppers, string(of))
+	src, err := p.openSubvol(p.uppersOf(of), string(of))
 	if err != nil {
 		return nil, upperFault(of, err)
 	}
@@ -180,7 +180,7 @@ func (p *Btrfs) remember(of ids.Generation, as ids.Snapshot, made uint64) {
 	since, ok := p.since[string(of)]
 	p.mu.Unlock()
 	if !ok {
-		src, err := p.openSubvol(p.uppers, string(of))
+		src, err := p.openSubvol(p.uppersOf(of), string(of))
 		if err != nil {
 			return // released meanwhile: unknown
 		}
@@ -204,7 +204,7 @@ func (p *Btrfs) Release(of ids.Generation) error {
 	p.mu.Lock()
 	delete(p.since, string(of))
 	p.mu.Unlock()
-	return p.discard(p.uppers, string(of))
+	return p.discard(p.uppersOf(of), string(of))
 }
 
 // discard takes a name away at once and leaves the rest to the sweeper.
