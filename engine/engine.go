@@ -124,6 +124,7 @@ type Engine struct {
 	pending   map[ids.Node]*sched.Job // captures not yet decided
 	reserved  int                     // sandboxes being made
 	closing   bool
+	settled   chan struct{} // closed when closing and nothing is reserved
 
 	recording sync.WaitGroup // records that are on their way to the disk
 
@@ -146,6 +147,7 @@ func New(ctx context.Context, parts Parts, cfg Config) (*Engine, error) {
 		sandboxes: map[ids.Sandbox]*sandbox{},
 		turns:     map[ids.Turn]*turn{},
 		pending:   map[ids.Node]*sched.Job{},
+		settled:   make(chan struct{}),
 	}
 	e.spares = newSpares(e)
 	if err := os.MkdirAll(e.boxDir(), 0o700); err != nil {
@@ -207,16 +209,22 @@ func (e *Engine) Close(ctx context.Context) error {
 		return nil
 	}
 	e.closing = true
+	if e.reserved == 0 {
+		close(e.settled)
+	}
 	e.mu.Unlock()
 	e.stop()
 	e.wg.Wait()
+	select {
+	case <-e.settled:
+	case <-ctx.Done():
+	}
 
 	var all sync.WaitGroup
 	for _, s := range e.live() {
 		all.Add(1)
 		go func() {
 			defer all.Done()
-			s.cancelTurn()
 			if err := e.release(ctx, s, "shutdown"); err != nil {
 				e.log.Warn("releasing a sandbox at shutdown", "sandbox", s.id, "error", err)
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"strconv"
 	"sync"
@@ -87,8 +88,7 @@ func (e *Engine) forkPoint(ctx context.Context, w Want) (point, error) {
 		return point{}, err
 	}
 	if t.Closed {
-		return point{}, fault.New(fault.Precondition, "tree_closed", "tree %s is closed", t.ID).
-			WithHint("start a new tree from the node: create_tree(node=%s)", n.ID)
+		return point{}, errClosed(t.ID).WithHint("start a new tree from the node: create_tree(node=%s)", n.ID)
 	}
 	if n.Capture == tree.Withheld {
 		return point{}, errWithheld(v, n)
@@ -193,6 +193,10 @@ func (e *Engine) Fork(ctx context.Context, arrived time.Time, wants []Want, o Fo
 // deliver brings a child into the world.
 func (e *Engine) deliver(ctx context.Context, b *birth, o ForkOptions) Child {
 	err := e.bear(ctx, b, o)
+	var s *sandbox
+	if err == nil {
+		s, err = e.enlist(ctx, b)
+	}
 	c := Child{Want: b.want, Child: b.child, Err: err}
 	if err != nil {
 		e.miscarry(b)
@@ -200,7 +204,7 @@ func (e *Engine) deliver(ctx context.Context, b *birth, o ForkOptions) Child {
 		b.row.Reason = fault.As(err).Reason
 		return c
 	}
-	c.Sandbox = e.enlist(b).describe()
+	c.Sandbox = s.describe()
 	b.row.Outcome = stats.OK
 	return c
 }
@@ -413,14 +417,26 @@ func (e *Engine) watch(bx box.Box, upper *pool.Upper, ck *tree.Checkpoint) (insp
 	return w, nil
 }
 
-// enlist makes a child known.
-func (e *Engine) enlist(b *birth) *sandbox {
+// enlist makes a child known. A tree that is being closed is marked first and then
+// looked through for sandboxes, so that a child is either found there or sees the mark.
+func (e *Engine) enlist(ctx context.Context, b *birth) (*sandbox, error) {
 	s := newSandbox(b.rec, b.point.tree.Defaults)
 	s.seed, s.body = b.seed, b.body
 	e.mu.Lock()
 	e.sandboxes[s.id] = s
 	e.mu.Unlock()
-	return s
+	t, err := e.Store.View().Tree(s.tree)
+	if err == nil && t.Closed {
+		err = errClosed(t.ID)
+	}
+	if err != nil {
+		return nil, errors.Join(err, e.release(context.WithoutCancel(ctx), s, "its tree was closed"))
+	}
+	return s, nil
+}
+
+func errClosed(id ids.Tree) *fault.Error {
+	return fault.New(fault.Precondition, "tree_closed", "tree %s is closed", id)
 }
 
 // reserve admits n more sandboxes.
@@ -441,6 +457,9 @@ func (e *Engine) reserve(n int) error {
 func (e *Engine) unreserve(n int) {
 	e.mu.Lock()
 	e.reserved -= n
+	if e.closing && e.reserved == 0 { // nothing is reserved any more
+		close(e.settled)
+	}
 	e.mu.Unlock()
 }
 

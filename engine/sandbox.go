@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -35,7 +36,9 @@ type sandbox struct {
 	mu         sync.Mutex
 	body       *body
 	head       ids.Node
-	turn       *turn      // the open turn
+	turn       *turn // the open turn
+	leaving    int   // releases under way, which stop every turn
+	read       context.CancelFunc
 	capture    *sched.Job // pending or running capture of head
 	leaseUntil time.Time
 	gone       bool
@@ -139,6 +142,43 @@ func (s *sandbox) cancelTurn() (was bool) {
 	return true
 }
 
+// leave stops the turn or read that runs and those that begin until done.
+func (s *sandbox) leave() (done func()) {
+	s.mu.Lock()
+	s.leaving++
+	t, read := s.turn, s.read
+	s.mu.Unlock()
+	if t != nil {
+		t.interrupt(tree.Stopped)
+	}
+	if read != nil {
+		read()
+	}
+	return func() {
+		s.mu.Lock()
+		s.leaving--
+		s.mu.Unlock()
+	}
+}
+
+// reading makes a context for a read, whose slot the caller has. It ends with a release.
+func (s *sandbox) reading(ctx context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	s.mu.Lock()
+	s.read = cancel
+	leaving := s.leaving > 0
+	s.mu.Unlock()
+	if leaving {
+		cancel()
+	}
+	return ctx, func() {
+		cancel()
+		s.mu.Lock()
+		s.read = nil
+		s.mu.Unlock()
+	}
+}
+
 // Sandbox is a snapshot of what a sandbox is now.
 type Sandbox struct {
 	ID         ids.Sandbox
@@ -227,24 +267,28 @@ func (e *Engine) Renew(list []ids.Sandbox, lease time.Duration) ([]Sandbox, erro
 // acknowledged is finished first.
 func (e *Engine) Release(ctx context.Context, list []ids.Sandbox) (int, error) {
 	released := 0
+	var errs []error
 	for _, id := range list {
 		s, err := e.find(id)
 		if fault.Is(err, fault.NotFound) {
 			continue
 		}
 		if err != nil {
-			return released, err
+			errs = append(errs, err)
+			continue
 		}
-		s.cancelTurn()
 		if err := e.release(ctx, s, "released"); err != nil {
-			return released, err
+			errs = append(errs, err)
+			continue
 		}
 		released++
 	}
-	return released, nil
+	return released, errors.Join(errs...)
 }
 
+// release stops what holds the sandbox's slot, and what gets it before it does.
 func (e *Engine) release(ctx context.Context, s *sandbox, why string) error {
+	defer s.leave()()
 	_, err := s.acquire(ctx, time.Minute)
 	if fault.Is(err, fault.NotFound) {
 		return nil

@@ -97,7 +97,7 @@ type turn struct {
 
 // begin opens a turn: it takes the slot, and the capture of the turn before is
 // over.
-func (e *Engine) begin(ctx context.Context, id ids.Sandbox, wait, deadline time.Duration) (*turn, error) {
+func (e *Engine) begin(ctx context.Context, id ids.Sandbox, wait time.Duration) (*turn, error) {
 	s, err := e.find(id)
 	if err != nil {
 		return nil, err
@@ -121,9 +121,10 @@ func (e *Engine) begin(ctx context.Context, id ids.Sandbox, wait, deadline time.
 	t.out = [2]*headTail{newHeadTail(limit), newHeadTail(limit)}
 	s.mu.Lock()
 	s.turn = t
+	leaving := s.leaving > 0
 	s.mu.Unlock()
-	if deadline > 0 {
-		t.expiry = time.AfterFunc(deadline, t.expire)
+	if leaving {
+		t.interrupt(tree.Stopped)
 	}
 	return t, nil
 }
@@ -449,7 +450,7 @@ func (e *Engine) RunTurn(ctx context.Context, id ids.Sandbox, c Command, in Node
 	if err := in.check(); err != nil {
 		return TurnResult{}, err
 	}
-	t, err := e.begin(ctx, id, wait, 0)
+	t, err := e.begin(ctx, id, wait)
 	if err != nil {
 		return TurnResult{}, err
 	}
@@ -493,13 +494,16 @@ func (e *Engine) BeginTurn(ctx context.Context, id ids.Sandbox, wait, deadline t
 	if deadline <= 0 {
 		deadline = e.cfg.TurnDeadline
 	}
-	t, err := e.begin(ctx, id, wait, deadline)
+	t, err := e.begin(ctx, id, wait)
 	if err != nil {
 		return "", err
 	}
+	t.one.Lock() // the deadline may have passed before this returns
+	defer t.one.Unlock()
 	e.mu.Lock()
 	e.turns[t.id] = t
 	e.mu.Unlock()
+	t.expiry = time.AfterFunc(deadline, t.expire)
 	return t.id, nil
 }
 
@@ -543,9 +547,13 @@ func (e *Engine) CancelTurn(id ids.Sandbox) (was bool, err error) {
 	return s.cancelTurn(), nil
 }
 
+// transfer moves files into or out of a box. Its context ends with its turn or with
+// a release, whatever its client does.
+type transfer func(ctx context.Context, b box.Box) error
+
 // within runs one transfer as a step of an open turn or (turn empty) as a turn
 // of its own, whose result it returns.
-func (e *Engine) within(ctx context.Context, id ids.Sandbox, open ids.Turn, text string, commit Commit, do func(b box.Box) error) (*TurnResult, error) {
+func (e *Engine) within(ctx context.Context, id ids.Sandbox, open ids.Turn, text string, commit Commit, do transfer) (*TurnResult, error) {
 	t, err := e.stepTurn(ctx, id, open)
 	if err != nil {
 		return nil, err
@@ -566,7 +574,7 @@ func (e *Engine) within(ctx context.Context, id ids.Sandbox, open ids.Turn, text
 
 func (e *Engine) stepTurn(ctx context.Context, id ids.Sandbox, open ids.Turn) (*turn, error) {
 	if open == "" {
-		return e.begin(ctx, id, 0, 0)
+		return e.begin(ctx, id, 0)
 	}
 	t, err := e.openTurn(open)
 	if err == nil && id != "" && t.s.id != id {
@@ -575,7 +583,7 @@ func (e *Engine) stepTurn(ctx context.Context, id ids.Sandbox, open ids.Turn) (*
 	return t, err
 }
 
-func (t *turn) step(ctx context.Context, text string, do func(b box.Box) error) error {
+func (t *turn) step(ctx context.Context, text string, do transfer) error {
 	t.one.Lock()
 	defer t.one.Unlock()
 	if t.ended || t.stopped() != 0 {
@@ -585,13 +593,13 @@ func (t *turn) step(ctx context.Context, text string, do func(b box.Box) error) 
 	defer stop()
 	t.noteText(text)
 	t.touched = true
-	return do(t.b.box)
+	return do(t.ctx, t.b.box)
 }
 
 // WriteFile writes or appends to a file of a sandbox.
 func (e *Engine) WriteFile(ctx context.Context, id ids.Sandbox, open ids.Turn, path string, content []byte, mode uint32, appendTo bool, commit Commit) (*TurnResult, error) {
 	text := fmt.Sprintf("# write %d bytes to %s", len(content), path)
-	return e.within(ctx, id, open, text, commit, func(b box.Box) error {
+	return e.within(ctx, id, open, text, commit, func(ctx context.Context, b box.Box) error {
 		return b.WriteFile(ctx, path, content, mode, appendTo)
 	})
 }
@@ -602,8 +610,16 @@ type Unpacked struct{ Entries, Bytes int64 }
 // Upload unpacks a tar stream below a folder of a sandbox.
 func (e *Engine) Upload(ctx context.Context, id ids.Sandbox, open ids.Turn, path string, r io.Reader, commit func(*tree.Tx, TurnResult, Unpacked) error) (*TurnResult, Unpacked, error) {
 	var u Unpacked
-	res, err := e.within(ctx, id, open, "# upload to "+path, func(tx *tree.Tx, r TurnResult) error { return commit(tx, r, u) }, func(b box.Box) (err error) {
-		u.Entries, u.Bytes, err = b.Unpack(ctx, path, r)
+	res, err := e.within(ctx, id, open, "# upload to "+path, func(tx *tree.Tx, r TurnResult) error { return commit(tx, r, u) }, func(ctx context.Context, b box.Box) (err error) {
+		// A client that stops sending in the middle must not hold up the turn's end.
+		pr, pw := io.Pipe()
+		go func() {
+			_, err := io.Copy(pw, r)
+			pw.CloseWithError(err)
+		}()
+		defer context.AfterFunc(ctx, func() { pw.CloseWithError(context.Cause(ctx)) })()
+		defer pr.Close()
+		u.Entries, u.Bytes, err = b.Unpack(ctx, path, pr)
 		return err
 	})
 	return res, u, err
@@ -611,7 +627,7 @@ func (e *Engine) Upload(ctx context.Context, id ids.Sandbox, open ids.Turn, path
 
 // ReadFile reads from a file of a sandbox; it is no turn and changes nothing.
 func (e *Engine) ReadFile(ctx context.Context, id ids.Sandbox, open ids.Turn, path string, offset, limit int64) (content []byte, size int64, mode uint32, err error) {
-	err = e.reading(ctx, id, open, func(b box.Box) error {
+	err = e.reading(ctx, id, open, func(ctx context.Context, b box.Box) error {
 		content, size, mode, err = b.ReadFile(ctx, path, offset, limit)
 		return err
 	})
@@ -620,11 +636,27 @@ func (e *Engine) ReadFile(ctx context.Context, id ids.Sandbox, open ids.Turn, pa
 
 // Download packs a file or folder of a sandbox into a tar stream.
 func (e *Engine) Download(ctx context.Context, id ids.Sandbox, open ids.Turn, path string, w io.Writer) error {
-	return e.reading(ctx, id, open, func(b box.Box) error { return b.Pack(ctx, path, w) })
+	// A client that stops reading in the middle holds up this call alone.
+	pr, pw := io.Pipe()
+	sent := make(chan error, 1)
+	go func() {
+		_, err := io.Copy(w, pr)
+		pr.CloseWithError(err)
+		sent <- err
+	}()
+	err := e.reading(ctx, id, open, func(ctx context.Context, b box.Box) error {
+		defer context.AfterFunc(ctx, func() { pr.CloseWithError(context.Cause(ctx)) })()
+		return b.Pack(ctx, path, pw)
+	})
+	pw.CloseWithError(err)
+	if serr := <-sent; err == nil {
+		err = serr
+	}
+	return err
 }
 
 // reading runs a read-only transfer inside an open turn or between turns.
-func (e *Engine) reading(ctx context.Context, id ids.Sandbox, open ids.Turn, do func(b box.Box) error) error {
+func (e *Engine) reading(ctx context.Context, id ids.Sandbox, open ids.Turn, do transfer) error {
 	if open != "" {
 		t, err := e.stepTurn(ctx, id, open)
 		if err != nil {
@@ -635,7 +667,10 @@ func (e *Engine) reading(ctx context.Context, id ids.Sandbox, open ids.Turn, do 
 		if t.ended {
 			return errTurnOver(open)
 		}
-		return do(t.b.box)
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(t.ctx, cancel)()
+		return do(ctx, t.b.box)
 	}
 	s, err := e.find(id)
 	if err != nil {
@@ -646,8 +681,14 @@ func (e *Engine) reading(ctx context.Context, id ids.Sandbox, open ids.Turn, do 
 	}
 	defer s.releaseSlot()
 	s.renew(0)
+	ctx, done := s.reading(ctx)
+	defer done()
 	s.mu.Lock()
 	b := s.body
 	s.mu.Unlock()
-	return do(b.box)
+	// A read that is cancelled is killed with its leaf, in which nothing else may be.
+	if err := b.box.BeginTurn(); err != nil {
+		return fmt.Errorf("reading from sandbox %s: %w", id, err)
+	}
+	return do(ctx, b.box)
 }

@@ -1,9 +1,12 @@
 package service
 
 import (
+	"context"
 	"fmt"
+	"io"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/boxwood-rl/boxwood/internal/treewalk"
 	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
@@ -97,5 +100,158 @@ func TestMovedMountPointsWithholdTheNode(t *testing.T) {
 				t.Errorf("the reason is %q", n.GetWithheldReason())
 			}
 		})
+	}
+}
+
+// until asks again and again until something holds.
+func until(t testing.TB, what string, holds func() bool) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	late := time.NewTimer(20 * time.Second)
+	defer late.Stop()
+	for !holds() {
+		select {
+		case <-tick.C:
+		case <-late.C:
+			t.Fatal("never: ", what)
+		}
+	}
+}
+
+func (d *daemon) sandboxes(t testing.TB, tree string) []*boxwoodv1.Sandbox {
+	t.Helper()
+	l, err := d.client.ListSandboxes(ctx(t), &boxwoodv1.ListSandboxesRequest{TreeId: tree})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l.GetSandboxes()
+}
+
+// A client that stops in the middle of a transfer holds up nobody who wants the
+// sandbox: neither a cancel nor a turn's deadline nor a release.
+func TestStalledTransfersYield(t *testing.T) {
+	d := running(t)
+	upload := func(t *testing.T, sb *boxwoodv1.Sandbox, turn string) {
+		up, err := d.client.Upload(ctx(t))
+		if err == nil {
+			err = up.Send(&boxwoodv1.UploadRequest{Part: &boxwoodv1.UploadRequest_Start{Start: &boxwoodv1.UploadStart{SandboxId: sb.GetId(), TurnId: turn, Path: "/up"}}})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		until(t, "the upload begins", func() bool { return d.sandboxes(t, sb.GetTreeId())[0].GetBusy() })
+	}
+	release := func(t *testing.T, sb *boxwoodv1.Sandbox) {
+		t.Helper()
+		soon, cancel := context.WithTimeout(ctx(t), 20*time.Second)
+		defer cancel()
+		if r, err := d.client.Release(soon, &boxwoodv1.ReleaseRequest{SandboxIds: []string{sb.GetId()}}); err != nil || r.GetReleased() != 1 {
+			t.Errorf("releasing: %v, %v", r, err)
+		}
+	}
+	t.Run("cancelled upload", func(t *testing.T) {
+		_, sb := d.newTree(t)
+		upload(t, sb, "")
+		if r, err := d.client.CancelTurn(ctx(t), &boxwoodv1.CancelTurnRequest{SandboxId: sb.GetId()}); err != nil || !r.GetWasRunning() {
+			t.Fatal(r, err)
+		}
+		if _, err := d.tryRun(t, &boxwoodv1.RunTurnRequest{SandboxId: sb.GetId(), BusyWaitNs: int64(20 * time.Second), Command: &boxwoodv1.Command{Shell: []byte("true")}}); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("upload past the turn's deadline", func(t *testing.T) {
+		_, sb := d.newTree(t)
+		turn, err := d.client.BeginTurn(ctx(t), &boxwoodv1.BeginTurnRequest{SandboxId: sb.GetId(), DeadlineNs: int64(300 * time.Millisecond)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		upload(t, sb, turn.GetTurnId())
+		until(t, "the turn ends", func() bool { return !d.sandboxes(t, sb.GetTreeId())[0].GetBusy() })
+	})
+	t.Run("upload while released", func(t *testing.T) {
+		_, sb := d.newTree(t)
+		upload(t, sb, "")
+		release(t, sb)
+	})
+	t.Run("download while released", func(t *testing.T) {
+		_, sb := d.newTree(t)
+		d.ok(t, sb.GetId(), "head -c 30000000 /dev/zero > /root/big")
+		down, err := d.client.Download(ctx(t), &boxwoodv1.DownloadRequest{SandboxId: sb.GetId(), Path: "/root/big"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := down.Recv(); err != nil {
+			t.Fatal(err)
+		}
+		release(t, sb)
+	})
+	t.Run("deadline that has passed at once", func(t *testing.T) {
+		_, sb := d.newTree(t)
+		if _, err := d.client.BeginTurn(ctx(t), &boxwoodv1.BeginTurnRequest{SandboxId: sb.GetId(), DeadlineNs: 1}); err != nil {
+			t.Fatal(err)
+		}
+		until(t, "the turn ends", func() bool { return !d.sandboxes(t, sb.GetTreeId())[0].GetBusy() })
+		d.ok(t, sb.GetId(), "true")
+	})
+}
+
+// A read is no turn: when its client goes away, what earlier turns left running goes on.
+func TestCancelledReadsSpareSurvivors(t *testing.T) {
+	d := running(t)
+	_, sb := d.newTree(t)
+	d.ok(t, sb.GetId(), "head -c 30000000 /dev/zero > /root/big; sleep 1000 >/dev/null 2>&1 &")
+	going, cancel := context.WithCancel(ctx(t))
+	down, err := d.client.Download(going, &boxwoodv1.DownloadRequest{SandboxId: sb.GetId(), Path: "/root/big"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := down.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	r, err := d.tryRun(t, &boxwoodv1.RunTurnRequest{SandboxId: sb.GetId(), BusyWaitNs: int64(20 * time.Second), Command: &boxwoodv1.Command{Shell: []byte(sleepers)}})
+	if err != nil || len(r.GetNode().GetObservation().GetStdout()) == 0 {
+		t.Fatalf("the survivor is gone: %v, %v", r.GetNode().GetObservation(), err)
+	}
+}
+
+// A tree whose first sandbox can't be made is an answer with a reason.
+func TestTreeWithoutItsSandboxSaysWhy(t *testing.T) {
+	d := running(t)
+	r, err := d.client.CreateTree(ctx(t), &boxwoodv1.CreateTreeRequest{
+		Start: &boxwoodv1.CreateTreeRequest_Image{Image: "mini"}, WithSandbox: true,
+		Defaults: &boxwoodv1.Defaults{Limits: &boxwoodv1.Limits{MemoryBytes: 1}},
+	})
+	if err == nil || reason(err) == "panic" {
+		t.Fatalf("a sandbox in one byte of memory: %v, %v", r, err)
+	}
+}
+
+// No child is left behind in a tree that was closed while it was being forked.
+func TestClosedTreeKeepsNoChild(t *testing.T) {
+	d := running(t)
+	for range 4 {
+		root, sb := d.newTree(t)
+		stream, err := d.client.Fork(ctx(t), &boxwoodv1.ForkRequest{Wants: []*boxwoodv1.ForkRequest_Want{
+			{From: &boxwoodv1.ForkRequest_Want_NodeId{NodeId: root.GetId()}, Count: 32}}})
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := d.client.CloseTree(ctx(t), &boxwoodv1.CloseTreeRequest{TreeId: sb.GetTreeId()}); err != nil {
+			t.Fatal(err)
+		}
+		for err == nil {
+			_, err = stream.Recv()
+		}
+		if err != io.EOF {
+			t.Fatal(err)
+		}
+		if left := d.sandboxes(t, sb.GetTreeId()); len(left) > 0 {
+			t.Fatalf("%d sandboxes live on in a closed tree", len(left))
+		}
 	}
 }
