@@ -137,6 +137,9 @@ type Engine struct {
 // pending are made again or their nodes withheld.
 func New(ctx context.Context, parts Parts, cfg Config) (*Engine, error) {
 	cfg.fill()
+	if cfg.RunDir == "" {
+		cfg.RunDir = chooseRunDir(cfg.StateDir)
+	}
 	life, stop := context.WithCancel(context.WithoutCancel(ctx))
 	e := &Engine{
 		Parts: parts, cfg: cfg, log: cfg.Log, stop: stop,
