@@ -105,7 +105,8 @@ type Box interface {
 	KillTurn(ctx context.Context) error
 	// Survivors are the processes other than pid 1.
 	Survivors() ([]Proc, error)
-	// Commands counts the commands that pid 1 has ever started.
+	// Commands counts what pid 1 has ever started that can have changed anything:
+	// commands, WriteFile and Unpack.
 	Commands() uint64
 	// Freeze stops every process of the box and returns when they are; Thaw lets
 	// them go on. Freezing twice is once.

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxwood-rl/boxwood/internal/testenv"
 	"github.com/boxwood-rl/boxwood/internal/treewalk"
 	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 )
@@ -253,5 +254,51 @@ func TestClosedTreeKeepsNoChild(t *testing.T) {
 		if left := d.sandboxes(t, sb.GetTreeId()); len(left) > 0 {
 			t.Fatalf("%d sandboxes live on in a closed tree", len(left))
 		}
+	}
+}
+
+// A repeated key gives the answer that was asked for: captured means captured.
+func TestReplayedAnswerWaitsForItsCapture(t *testing.T) {
+	d := running(t)
+	_, sb := d.newTree(t)
+	req := &boxwoodv1.RunTurnRequest{SandboxId: sb.GetId(), IdempotencyKey: "k-" + sb.GetId(), Ack: boxwoodv1.Ack_ACK_CAPTURED,
+		Command: &boxwoodv1.Command{Shell: []byte("echo x > /root/x")}}
+	for range 2 {
+		r, err := d.tryRun(t, req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := r.GetNode(); n.GetCapture() != boxwoodv1.CaptureStatus_CAPTURE_STATUS_CAPTURED || n.GetCheckpointId() == "" || n.GetCheckpointNodeId() != n.GetId() {
+			t.Fatalf("acknowledged as %v, checkpoint %q of node %q", n.GetCapture(), n.GetCheckpointId(), n.GetCheckpointNodeId())
+		}
+	}
+}
+
+// Reading from a sandbox doesn't cost it its adoption: it has run nothing that
+// its node doesn't know of.
+func TestReadSandboxIsAdopted(t *testing.T) {
+	testenv.Require(t, testenv.Root, testenv.BPF, testenv.Btrfs)
+	dir := stateDir(t)
+	d := startDaemon(t, dir)
+	d.importRoot(t)
+	_, sb := d.newTree(t)
+	_, written := d.newTree(t)
+	n := d.run(t, sb.GetId(), "echo x > /root/x").GetNode()
+	d.captured(t, n.GetId())
+	if _, err := d.client.ReadFile(ctx(t), &boxwoodv1.ReadFileRequest{SandboxId: sb.GetId(), Path: "/root/x"}); err != nil {
+		t.Fatal(err)
+	}
+	// An open turn that wrote, but whose node was never made.
+	turn, err := d.client.BeginTurn(ctx(t), &boxwoodv1.BeginTurnRequest{SandboxId: written.GetId()})
+	if err == nil {
+		_, err = d.client.WriteFile(ctx(t), &boxwoodv1.WriteFileRequest{SandboxId: written.GetId(), TurnId: turn.GetTurnId(), Path: "/root/x"})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.kill()
+	d = startDaemon(t, dir)
+	if list := d.sandboxes(t, ""); len(list) != 1 || list[0].GetId() != sb.GetId() {
+		t.Fatalf("adopted: %v", list)
 	}
 }

@@ -40,8 +40,11 @@ func (s *Service) RunTurn(req *boxwoodv1.RunTurnRequest, out grpc.ServerStreamin
 			return nil, err
 		}
 		unstreamed = relay.unstreamed
-		return s.acknowledge(ctx, r, made, req.GetAck())
+		return s.answer(r, made), nil
 	})
+	if err == nil {
+		err = s.acknowledge(ctx, result, req.GetAck())
+	}
 	if err != nil {
 		return err
 	}
@@ -57,26 +60,32 @@ func recordResult(rec record, made **boxwoodv1.TurnResult) engine.Commit {
 	}
 }
 
-// acknowledge makes the answer of a turn, after its capture if that is asked for. made
-// is what was recorded with its node, nil if it has none.
-func (s *Service) acknowledge(ctx context.Context, r engine.TurnResult, made *boxwoodv1.TurnResult, ack boxwoodv1.Ack) (*boxwoodv1.TurnResult, error) {
-	if ack == boxwoodv1.Ack_ACK_CAPTURED && r.Node.Capture == tree.Recorded {
-		began := time.Now()
-		waited, err := s.e.WaitCaptured(ctx, []ids.Node{r.Node.ID})
-		if err != nil {
-			return nil, err
-		}
-		n := *r.Node
-		c := waited[0]
-		n.Capture, n.Checkpoint, n.WithheldReason, n.FrozenAt, n.ModifyIndex = c.Capture, c.Checkpoint, c.WithheldReason, c.FrozenAt, c.ModifyIndex
-		r.Node, r.Timings.Capture = &n, time.Since(began)
-		made = nil
-	}
+// answer is that of a turn. made is what was recorded with its node, nil if it has none.
+func (s *Service) answer(r engine.TurnResult, made *boxwoodv1.TurnResult) *boxwoodv1.TurnResult {
 	if made != nil { // how long recording took is all that is new
 		made.Timings = timingsMessage(r.Timings)
-		return made, nil
+		return made
 	}
-	return resultMessage(s.e.Store.View(), r), nil
+	return resultMessage(s.e.Store.View(), r)
+}
+
+// acknowledge waits for the capture of a turn's node, if that is asked for. An
+// answer that was recorded for its key was recorded before the capture.
+func (s *Service) acknowledge(ctx context.Context, m *boxwoodv1.TurnResult, ack boxwoodv1.Ack) error {
+	n := m.GetNode()
+	if ack != boxwoodv1.Ack_ACK_CAPTURED || n.GetCapture() != boxwoodv1.CaptureStatus_CAPTURE_STATUS_RECORDED {
+		return nil
+	}
+	began := time.Now()
+	waited, err := s.e.WaitCaptured(ctx, []ids.Node{ids.Node(n.GetId())})
+	if err != nil {
+		return err
+	}
+	c := node(s.e.Store.View(), waited[0])
+	n.Capture, n.CheckpointId, n.CheckpointNodeId, n.ProcessKind = c.Capture, c.CheckpointId, c.CheckpointNodeId, c.ProcessKind
+	n.WithheldReason, n.FrozenAt, n.ModifyIndex = c.WithheldReason, c.FrozenAt, c.ModifyIndex
+	m.Timings.CaptureNs = int64(time.Since(began))
+	return nil
 }
 
 func checkCommand(c *boxwoodv1.Command) error {
@@ -205,8 +214,11 @@ func (s *Service) EndTurn(ctx context.Context, req *boxwoodv1.EndTurnRequest) (*
 		if err != nil {
 			return nil, err
 		}
-		return s.acknowledge(ctx, r, made, req.GetAck())
+		return s.answer(r, made), nil
 	})
+	if err == nil {
+		err = s.acknowledge(ctx, got, req.GetAck())
+	}
 	return got, err
 }
 

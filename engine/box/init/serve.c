@@ -25,7 +25,7 @@ static int successor = -1; // the next daemon, waiting
 static int leaf = -1, leaf_kill = -1;
 static uint32_t leaf_number, leaf_killed;
 static bool attached;
-static uint64_t commands;
+static uint64_t commands; // started, that can have changed anything
 
 // packet is the one message that is being built or waits to be sent.
 static struct {
@@ -332,7 +332,8 @@ static const char *exec_request(uint32_t id, char *body, size_t n)
 		close_fd(&cmd.out[1].fd);
 		return why;
 	}
-	commands++;
+	if (c.what != READ_FILE && c.what != PACK) // they change nothing
+		commands++;
 	cmd.id = id;
 	cmd.dead = false;
 	cmd.in_last = h.input != MORE_INPUT;
