@@ -176,3 +176,27 @@ func TestChildrenOutliveADaemonKilledAtOnce(t *testing.T) {
 		}
 	}
 }
+
+// An image can go although spares lie on its layers: they go first.
+func TestSparesLeaveTheirImage(t *testing.T) {
+	d := startDaemon(t, "")
+	d.importRoot(t)
+	root, _ := d.newTree(t)
+	d.settle(t)
+	if len(d.uppers(t)) != 2 {
+		t.Fatalf("a sandbox and its spare have the uppers %v", d.uppers(t))
+	}
+	if _, err := d.client.CloseTree(ctx(t), &boxwoodv1.CloseTreeRequest{TreeId: root.GetTreeId()}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.client.Prune(ctx(t), &boxwoodv1.PruneRequest{NodeId: root.GetId()}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.client.RemoveImage(ctx(t), &boxwoodv1.RemoveImageRequest{Image: "mini"}); err != nil {
+		t.Fatal("removing the image: ", err)
+	}
+	d.settle(t)
+	if left := d.uppers(t); len(left) > 0 {
+		t.Fatalf("the uppers %v outlive their image", left)
+	}
+}
