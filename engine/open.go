@@ -43,7 +43,7 @@ func Open(ctx context.Context, o OpenOptions) (*Engine, error) {
 		o.RunDir = chooseRunDir(o.StateDir)
 	}
 	if o.Zygotes == 0 {
-		o.Zygotes = 16
+		o.Zygotes = 64 // a usual batch: each holds 0.25 MiB
 	}
 	if o.Cgroup == "" {
 		o.Cgroup = "boxwood"
