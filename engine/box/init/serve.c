@@ -302,13 +302,17 @@ static const char *exec_request(uint32_t id, char *body, size_t n)
 	n -= sizeof h;
 	if (!h.argc || h.argc > 1 << 18 || h.envc > 1 << 18 || h.what > PACK || h.input > MORE_INPUT || h.strings > n || n - h.strings > CHUNK)
 		return "malformed request";
+	static char *usual[512]; // enough for nearly every command, without a mapping of its own
 	size_t vector_size = (h.argc + h.envc + 2) * sizeof(char *);
-	char **vector = mmap(NULL, vector_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char **vector = usual;
+	if (vector_size > sizeof usual)
+		vector = mmap(NULL, vector_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (vector == MAP_FAILED)
 		return "out of memory";
 	c.what = h.what;
 	if (!split(body, h.strings, &c, vector, h.argc, h.envc)) {
-		munmap(vector, vector_size);
+		if (vector != usual)
+			munmap(vector, vector_size);
 		return "malformed request";
 	}
 	int in = -1, out = -1, err = -1;
@@ -322,7 +326,8 @@ static const char *exec_request(uint32_t id, char *body, size_t n)
 			why = strerror(errno);
 		}
 	}
-	munmap(vector, vector_size);
+	if (vector != usual)
+		munmap(vector, vector_size);
 	close_fd(&in);
 	close_fd(&out);
 	close_fd(&err);

@@ -55,7 +55,11 @@ static __attribute__((noreturn)) void give_up(int code, const char *what, const 
 }
 
 // read_file reads a text file of the box, which is hostile: it may be a pipe, a
-// device, endless. At most 1 MiB of a regular file; the rest reads as missing.
+// device, endless. At most 1 MiB of a regular file; the rest reads as missing. What
+// nearly every box has fits into a buffer that is there already: a mapping of its own,
+// made and taken down for each command, costs more than the reading.
+static char usual[8 << 10];
+
 static char *read_file(const char *path, size_t *len)
 {
 	enum { MAX = 1 << 20 };
@@ -65,8 +69,17 @@ static char *read_file(const char *path, size_t *len)
 	if (fd < 0)
 		return NULL;
 	char *p = MAP_FAILED;
-	if (!fstat(fd, &st) && S_ISREG(st.st_mode))
-		p = mmap(NULL, MAX + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (fstat(fd, &st) || !S_ISREG(st.st_mode)) {
+		close(fd);
+		return NULL;
+	}
+	if (st.st_size > 0 && st.st_size < (off_t)sizeof usual) { // 0 in procfs says nothing
+		ssize_t n = read(fd, usual, sizeof usual - 1);
+		close(fd);
+		*len = n > 0 ? n : 0;
+		return usual;
+	}
+	p = mmap(NULL, MAX + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (p != MAP_FAILED)
 		for (ssize_t n; *len < MAX && (n = read(fd, p + *len, MAX - *len)) > 0; *len += n)
 			;
@@ -122,7 +135,7 @@ static bool each_line(const char *path, int want, bool (*fn)(char **, void *, co
 		found = fields(p, f, 8) >= want && fn(f, to, key);
 		p = end + 1;
 	}
-	if (text)
+	if (text && text != usual)
 		munmap(text, (1 << 20) + 1);
 	return found;
 }
