@@ -106,8 +106,10 @@ func (w *watch) Barrier(ctx context.Context) Report {
 	start := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, barrierLimit)
 	defer cancel()
-	// The order matters: flags are taken before the listing that explains them, so
+	// The order matters. Survivors come first: if there are none, nobody can change
+	// anything any more. Flags are taken before the listing that explains them, so
 	// what a survivor changes meanwhile is flagged again for the next barrier.
+	now, err := w.survivors()
 	fresh := signs(atomic.SwapUint64(&w.box.Turn, 0))
 	w.turn |= fresh
 	epoch := signs(atomic.LoadUint64(&w.box.Epoch))
@@ -115,7 +117,7 @@ func (w *watch) Barrier(ctx context.Context) Report {
 	all, turn := &finding{}, &finding{}
 	w.judgeUnknown(epoch, all, turn)
 	w.judgeFiles(ctx, epoch, fresh, all, turn)
-	w.judgeProcesses(epoch, all, turn)
+	w.judgeProcesses(epoch, now, err, all, turn)
 	r := Report{
 		Verdict: all.verdict(), Turn: turn.verdict(),
 		External: w.turn&sawExternal != 0,
@@ -158,7 +160,7 @@ func (w *watch) judgeUnknown(epoch signs, all, turn *finding) {
 	}
 }
 
-func (w *watch) judgeProcesses(epoch signs, all, turn *finding) {
+func (w *watch) judgeProcesses(epoch signs, now []Survivor, err error, all, turn *finding) {
 	for _, f := range []signs{sawObject, sawProc, sawReach} {
 		why := f.reason(uint32(atomic.LoadUint64(&w.box.ObjectNr)))
 		if epoch&f != 0 {
@@ -175,7 +177,6 @@ func (w *watch) judgeProcesses(epoch signs, all, turn *finding) {
 		all.processes("files may have changed on a file system that the sandbox mounted")
 		turn.process = turn.process || w.turn&(sawNames|sawMeta|sawNewMeta) != 0
 	}
-	now, err := w.survivors()
 	if err != nil {
 		all.processes("the survivors can't be listed: " + err.Error())
 		turn.processes("")

@@ -487,3 +487,26 @@ func TestSurvivorStoresToACopy(t *testing.T) {
 	}
 	expect(t, "stored", barrier(w), tree.Both, tree.Both)
 }
+
+// A process of the turn that writes at the last instant and is gone when the
+// survivors are counted: its write is in the verdict.
+func TestWriteBeforeTheLastSurvivorEnds(t *testing.T) {
+	k := mustKernel(t, Options{})
+	for _, way := range []string{"create", "write_", "hostname"} {
+		b := mustBox(t, nil)
+		late := true
+		b.subject.Survivors = func() ([]Survivor, error) {
+			if late {
+				late = false
+				b.turn("/ways", way)
+			}
+			return nil, nil
+		}
+		w := mustWatch(t, k, b)
+		w.BeginTurn()
+		b.turn("/ways", "quiet")
+		if r := barrier(w); r.Verdict == tree.None || r.Turn == tree.None {
+			t.Errorf("%s: verdict %d, turn %d", way, r.Verdict, r.Turn)
+		}
+	}
+}

@@ -225,18 +225,35 @@ func (b *box) orGone(err error) error {
 	}
 }
 
+// dyingPatience is how long processes that have ended, but still count, may take to be gone.
+const dyingPatience = 20 * time.Millisecond
+
 func (b *box) Survivors() ([]Proc, error) {
-	// Most turns leave none: one file says so for Run and all its leaves.
-	job := b.jobs.Load()
-	if populated, err := cgroup.IsPopulated(b.group.Run); err != nil {
-		return nil, b.orGone(err)
-	} else if !populated {
-		b.quiet.Store(job + 1)
-		return nil, nil
+	for began := time.Now(); ; time.Sleep(100 * time.Microsecond) {
+		// Most turns leave none: one file says so for Run and all its leaves.
+		job := b.jobs.Load()
+		if populated, err := cgroup.IsPopulated(b.group.Run); err != nil {
+			return nil, b.orGone(err)
+		} else if !populated {
+			b.quiet.Store(job + 1)
+			return nil, nil
+		}
+		procs, err := b.processes()
+		if err != nil || len(procs) > 0 {
+			return procs, b.orGone(err)
+		}
+		// All that were listed have ended, maybe after they had started others: a
+		// chain of processes that fork and exit must not pass for none.
+		if time.Since(began) > dyingPatience {
+			return []Proc{{Cmdline: []byte("[processes that end as soon as they are looked at]")}}, nil
+		}
 	}
+}
+
+func (b *box) processes() ([]Proc, error) {
 	pids, err := cgroup.Pids(b.group.Run)
 	if err != nil {
-		return nil, b.orGone(err)
+		return nil, err
 	}
 	procs := make([]Proc, 0, len(pids))
 	for _, pid := range pids {

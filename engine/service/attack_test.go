@@ -302,3 +302,17 @@ func TestReadSandboxIsAdopted(t *testing.T) {
 		t.Fatalf("adopted: %v", list)
 	}
 }
+
+// A process that forks and exits again and again is never there when it is looked at.
+// It is a survivor all the same (law 2).
+func TestForkingChainSurvives(t *testing.T) {
+	d := running(t)
+	root, _ := d.newTree(t)
+	for _, c := range d.fork(t, root.GetId(), 4) {
+		n := d.run(t, c.GetId(), "f() { f & exit; }; f >/dev/null 2>&1 &").GetNode()
+		if v := n.GetVerdict(); v != boxwoodv1.Verdict_VERDICT_PROCESS && v != boxwoodv1.Verdict_VERDICT_BOTH {
+			t.Errorf("%v, %v: %q", v, n.GetCapture(), n.GetReasons())
+		}
+		free(t, d, c)
+	}
+}
