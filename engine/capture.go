@@ -28,7 +28,11 @@ func (e *Engine) submitCapture(s *sandbox, b *body, n *tree.Node) {
 			delete(e.pending, n.ID)
 			e.mu.Unlock()
 		}()
-		return e.capture(ctx, s, b, n, queued)
+		was := b.checkpoint
+		if err := e.capture(ctx, s, b, n, queued); err != nil || !e.auditing() {
+			return err
+		}
+		return e.audit(ctx, s, b, n, was, b.checkpoint)
 	})
 	e.pending[n.ID] = job
 	s.mu.Lock()

@@ -19,6 +19,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -73,6 +74,9 @@ type Config struct {
 	Captures int
 	// Forks whose boxes are being made at once: 4.
 	Forks int
+	// Audit is the share of turns whose verdict is compared with what really
+	// changed, from 0 to 1.
+	Audit float64
 	Log   *slog.Logger
 }
 
@@ -111,6 +115,7 @@ type Engine struct {
 	log *slog.Logger
 
 	captures *sched.Runner
+	audits   audits
 	clones   chan struct{} // one token per clone being made: those under way share transactions
 	attaches chan struct{} // one token per box being made
 	spares   *spares
@@ -195,10 +200,14 @@ func (e *Engine) Info() (Info, error) {
 	e.mu.Lock()
 	live := len(e.sandboxes)
 	e.mu.Unlock()
+	found := e.Capabilities
+	if e.cfg.Audit > 0 {
+		found = append(slices.Clone(found), e.audits.capability(e.cfg.Audit))
+	}
 	return Info{
 		Sandboxes: live, Nodes: e.Store.View().NodeCount(""), Zygotes: max(0, e.Boxes.Ready()-e.spares.missing()), Pool: usage,
 		Limits: e.cfg.Limits, LostEvents: e.Inspector.LostEvents(),
-		PendingRemovals: e.removals.Pending() + e.Pool.PendingRemovals(), Capabilities: e.Capabilities,
+		PendingRemovals: e.removals.Pending() + e.Pool.PendingRemovals(), Capabilities: found,
 	}, nil
 }
 

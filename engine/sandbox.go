@@ -54,6 +54,7 @@ type body struct {
 	box        box.Box
 	watch      inspector.Watch
 	checkpoint *tree.Checkpoint
+	objects    []string // kernel objects before the first turn, for audits
 }
 
 func newSandbox(r *tree.Sandbox, d tree.Defaults) *sandbox {

@@ -110,6 +110,7 @@ func (e *Engine) begin(ctx context.Context, id ids.Sandbox, wait time.Duration) 
 	s.mu.Lock()
 	b := s.body
 	s.mu.Unlock()
+	e.noteObjects(b)
 	b.watch.BeginTurn()
 	if err := b.box.BeginTurn(); err != nil {
 		s.releaseSlot()
@@ -403,6 +404,8 @@ func (t *turn) end(ctx context.Context, in NodeInput, commit Commit) (TurnResult
 		return result, e.drop(ctx, s, "lost")
 	case n.Capture == tree.Recorded:
 		e.submitCapture(s, b, n)
+	case e.auditing():
+		e.submitAudit(s, b, n)
 	}
 	return result, nil
 }

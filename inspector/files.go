@@ -212,7 +212,7 @@ func (w *watch) compareAttrs(ctx context.Context, base, live *folder, times bool
 	limit := int64(maxContent)
 	return inodes(ctx, w.subject.Upper, live, func(dir, name string, ino uint64, is attrs) {
 		was, ok := old[ino]
-		if !ok || is.ctime == was.ctime && is.ctime < w.began {
+		if !ok || is.ctime == was.ctime && is.ctime < w.began || is.mode&unix.S_IFMT == unix.S_IFCHR { // a whiteout's inode shows nowhere
 			return
 		}
 		path := dir + "/" + name

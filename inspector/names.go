@@ -253,6 +253,8 @@ func (d *difference) folders(path string, was, is *folder) {
 			if p.dir != nil {
 				d.folders(q.path, p.dir, q.dir)
 			}
+		case p.kind == unix.DT_CHR && q.kind == unix.DT_CHR:
+			// One whiteout for another: nobody can make any other device here.
 		case p.dir == nil && q.dir == nil && p.kind != unix.DT_CHR && q.kind != unix.DT_CHR:
 			d.replaced = append(d.replaced, q)
 			d.gone = append(d.gone, p)

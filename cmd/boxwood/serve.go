@@ -30,6 +30,7 @@ type serveFlags struct {
 	state, socket, group, pool, poolSize, runDir, cgroup, level, format string
 	zygotes, maxSandboxes                                               int
 	lease                                                               time.Duration
+	audit                                                               float64
 	rebuild                                                             bool
 }
 
@@ -56,6 +57,7 @@ prints "ready" and the socket once it answers.`,
 	c.Flags().IntVar(&f.zygotes, "zygotes", 0, "processes kept waiting in fresh namespaces (default 64, which hold 16 MiB)")
 	c.Flags().IntVar(&f.maxSandboxes, "max-sandboxes", 0, "sandboxes that may live at once (default 2000)")
 	c.Flags().DurationVar(&f.lease, "lease", 0, "how long a sandbox lives without a call (default 30m)")
+	c.Flags().Float64Var(&f.audit, "audit", 0, "share of turns, 0 to 1, whose verdict is compared with what really changed")
 	c.Flags().StringVar(&f.runDir, "run-dir", "", "folder of the sandboxes' control sockets (default: on a tmpfs of the host)")
 	c.Flags().StringVar(&f.cgroup, "cgroup", "", `name of Boxwood's cgroup (default "boxwood")`)
 	c.Flags().StringVar(&f.level, "log-level", "info", "debug, info, warn or error")
@@ -81,6 +83,10 @@ func (f serveFlags) options() (o engine.OpenOptions, err error) {
 	default:
 		return bad("there is no log format %q", f.format)
 	}
+	if !(f.audit >= 0 && f.audit <= 1) {
+		return bad("--audit takes a share from 0 to 1, not %g", f.audit)
+	}
+	o.Audit = f.audit
 	if f.poolSize != "" {
 		if o.PoolBytes, err = parseSize(f.poolSize); err != nil {
 			return bad("--pool-size: %v", err)

@@ -86,6 +86,8 @@ func (b *box) RunCgroup() uint64     { return b.group.RunID }
 func (b *box) Commands() uint64      { return b.starts.Load() }
 func (b *box) Done() <-chan struct{} { return b.done }
 
+func (b *box) PID1() int { return b.rec.PID }
+
 func (b *box) SetSeed(seed string) { b.rec.Seed = seed }
 
 func (b *box) Record() []byte {

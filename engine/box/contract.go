@@ -103,6 +103,9 @@ type Box interface {
 	BeginTurn() error
 	// KillTurn kills all that was started since BeginTurn and waits for its end.
 	KillTurn(ctx context.Context) error
+	// PID1 is pid 1's pid on the host. Nothing of a box that is gone may be looked
+	// for by it.
+	PID1() int
 	// Survivors are the processes other than pid 1.
 	Survivors() ([]Proc, error)
 	// Commands counts what pid 1 has ever started that can have changed anything:

@@ -118,7 +118,7 @@ func TestCorpus(t *testing.T) {
 		seed = uint64(time.Now().UnixNano())
 	}
 	t.Logf("seed %d (repeat with -corpus.seed)", seed)
-	h := mustHost(t)
+	h := mustHost(t, options{audit: .1})
 	g := &generator{r: rand.New(rand.NewPCG(seed, 3))}
 	c := &tally{rows: map[stratum]*count{}}
 	for _, s := range strata() {
@@ -139,6 +139,7 @@ func TestCorpus(t *testing.T) {
 		}
 		s.release()
 	}
+	h.audited(t)
 	c.judge(t)
 	if *corpusOut != "" {
 		data, err := json.Marshal(c)
@@ -245,7 +246,7 @@ var untried = reasons(map[string]string{
 	"needs rights over the host that no sandbox has": `uselib acct swapon swapoff reboot iopl ioperm init_module finit_module delete_module
 		kexec_load kexec_file_load quotactl quotactl_fd adjtimex clock_adjtime clock_settime settimeofday syslog vhangup bpf open_by_handle_at`,
 	"the kernel has it no more": "create_module nfsservctl",
-	"undoes or reads what another row makes, and counts as a change by itself":    "umount2 mq_unlink mq_getsetattr shmctl msgctl pivot_root",
+	"undoes or reads what another row makes, and counts as a change by itself":    "umount2 sched_setattr mq_unlink mq_getsetattr shmctl msgctl pivot_root",
 	"another way to what mount_ does, by the same rule":                           "fsconfig move_mount mount_setattr open_tree_attr",
 	"only a mark (external), or sendmsg's rule; TestExternalIsAMarkOnly shows it": "connect sendmmsg",
 	"acts on pid 1, which its own rights keep it from, or shows nowhere outside":  "ptrace ioprio_set migrate_pages move_pages process_vm_writev pidfd_getfd setsockopt",

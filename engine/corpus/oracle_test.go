@@ -6,16 +6,15 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/boxwood-rl/boxwood/internal/kernelobjects"
 	"github.com/boxwood-rl/boxwood/internal/treewalk"
 )
 
@@ -38,7 +37,7 @@ func look(t testing.TB, pid1 int, upper string) state {
 		t.Fatal("the oracle can't read the files: ", err)
 	}
 	var err error
-	if s.kernel, err = kernelObjects(pid1); err != nil {
+	if s.kernel, err = kernelobjects.Of(pid1); err != nil {
 		t.Fatal("the oracle can't read the kernel's objects: ", err)
 	}
 	if s.tasks, err = tasksBeside(pid1); err != nil {
@@ -52,7 +51,7 @@ var dirLine = regexp.MustCompile(`^("(?:[^"\\]|\\.)*" dir [^=]*) mtime=(\d+)\.(\
 func (s *state) lookAtFiles(root, upper string) error {
 	for _, top := range []string{"/", "/dev/shm"} {
 		lines, _, err := treewalk.Digest(root+top, treewalk.Options{Skip: func(path string) bool {
-			if !slices.Contains([]string{"bin", "lib", "lib64", "usr", "opt"}, path) || top != "/" {
+			if !slices.Contains([]string{"bin", "lib", "lib64", "usr", "opt", "root"}, path) || top != "/" {
 				return false
 			}
 			_, err := os.Lstat(filepath.Join(upper, path))
@@ -103,119 +102,6 @@ func chattrs(s *state, root string) error {
 		}
 	}
 	return nil
-}
-
-// kernelObjects lists what lives in the kernel without a process, from a thread
-// that enters the sandbox's namespaces and is not used again.
-func kernelObjects(pid1 int) (out []string, err error) {
-	for _, name := range []string{"mountinfo", "limits"} {
-		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid1, name))
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, string(data))
-	}
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid1))
-	if err != nil {
-		return nil, err
-	}
-	after := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
-	out = append(out, "priority "+after[15]+" nice "+after[16]+" policy "+after[38])
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid1))
-	if err != nil {
-		return nil, err
-	}
-	out = append(out, regexp.MustCompile(`Cpus_allowed:.*`).FindString(string(status)))
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // without an unlock: the thread ends with this function
-		lines, err := inside(pid1)
-		out = append(out, lines...)
-		done <- err
-	}()
-	return out, <-done
-}
-
-func inside(pid1 int) (out []string, err error) {
-	for _, ns := range []string{"ipc", "uts", "net"} {
-		fd, err := unix.Open(fmt.Sprintf("/proc/%d/ns/%s", pid1, ns), unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		if err != nil {
-			return nil, err
-		}
-		err = unix.Setns(fd, 0)
-		unix.Close(fd)
-		if err != nil {
-			return nil, fmt.Errorf("entering %s: %w", ns, err)
-		}
-	}
-	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		return nil, err
-	}
-	out = append(out, unix.ByteSliceToString(u.Nodename[:])+" "+unix.ByteSliceToString(u.Domainname[:]))
-	for _, path := range []string{"/proc/sysvipc/shm", "/proc/sysvipc/msg", "/proc/sysvipc/sem", "/proc/thread-self/net/fib_trie",
-		"/proc/thread-self/net/if_inet6", "/proc/sys/net/ipv4/ip_forward"} {
-		data, err := os.ReadFile(path)
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return nil, err
-		}
-		out = append(out, path+"\n"+string(data))
-	}
-	queues, err := posixQueues()
-	if err != nil {
-		return nil, fmt.Errorf("listing POSIX queues: %w", err)
-	}
-	lo, err := loopback()
-	if err != nil {
-		return nil, fmt.Errorf("asking for lo: %w", err)
-	}
-	return append(out, queues, lo), nil
-}
-
-// posixQueues mounts the queues of this thread's namespace nowhere and reads them.
-func posixQueues() (string, error) {
-	fs, err := unix.Fsopen("mqueue", unix.FSOPEN_CLOEXEC)
-	if err != nil {
-		return "", err
-	}
-	defer unix.Close(fs)
-	if err := unix.FsconfigCreate(fs); err != nil {
-		return "", err
-	}
-	mnt, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, 0)
-	if err != nil {
-		return "", err
-	}
-	defer unix.Close(mnt)
-	dir := fmt.Sprintf("/proc/thread-self/fd/%d", mnt)
-	entries, err := os.ReadDir(dir + "/.")
-	if err != nil {
-		return "", err
-	}
-	var b strings.Builder
-	for _, e := range entries {
-		data, err := os.ReadFile(filepath.Join(dir, e.Name()))
-		fmt.Fprintf(&b, "queue %q %q %v\n", e.Name(), data, err)
-	}
-	return b.String(), nil
-}
-
-func loopback() (string, error) {
-	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return "", err
-	}
-	defer unix.Close(s)
-	out := "lo"
-	for _, request := range []uintptr{unix.SIOCGIFFLAGS, unix.SIOCGIFMTU, unix.SIOCGIFTXQLEN} {
-		var r [40]byte // struct ifreq
-		copy(r[:], "lo")
-		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(s), request, uintptr(unsafe.Pointer(&r))); errno != 0 {
-			return "", errno
-		}
-		out += fmt.Sprintf(" %x", r[16:20])
-	}
-	return out, nil
 }
 
 // tasksBeside lists the processes of pid 1's pid namespace but itself.

@@ -139,7 +139,7 @@ var rows = []row{
 	{"netlink_set", "sendto", tree.Process, "c", false},
 	{"netlink_write", "write", tree.Process, "c", false},
 	{"limits_of_1", "prlimit64", tree.Process, "c", false},
-	{"batch_of_1", "sched_setscheduler sched_setparam sched_setattr", tree.Process, "c", false},
+	{"batch_of_1", "sched_setscheduler sched_setparam", tree.Process, "c", false},
 	{"affinity_of_1", "sched_setaffinity", tree.Process, "c", false},
 	{"nice_of_1", "setpriority", tree.Process, "s", false},
 	{"survivor", "", tree.Process, "cps", false},

@@ -61,6 +61,14 @@ type host struct {
 	boxes *tap
 	pool  pool.Pool
 	node  ids.Node
+	state string // its folder
+}
+
+// options of a host: the share of turns to audit, and what stands between the
+// inspector and the engine.
+type options struct {
+	audit float64
+	wrap  func(inspector.Inspector) inspector.Inspector
 }
 
 func bounded(t testing.TB) context.Context {
@@ -69,14 +77,14 @@ func bounded(t testing.TB) context.Context {
 	return c
 }
 
-func mustHost(t testing.TB) *host {
+func mustHost(t testing.TB, o options) *host {
 	t.Helper()
 	testenv.Require(t, testenv.Root, testenv.BPF, testenv.Btrfs, testenv.Program("gcc"), testenv.Program("python3"))
 	dir, err := os.MkdirTemp("/var/tmp", "bwc")
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	state := filepath.Join(dir, "s")
-	h := &host{t: t, boxes: &tap{box: map[string]box.Box{}}}
+	h := &host{t: t, state: state, boxes: &tap{box: map[string]box.Box{}}}
 	must(t, os.MkdirAll(state+"/run", 0o700))
 	var p engine.Parts
 	p.Store, err = tree.Open(state+"/tree", tree.Options{})
@@ -85,6 +93,9 @@ func mustHost(t testing.TB) *host {
 	must(t, err)
 	p.Inspector, err = inspector.Open(inspector.Options{})
 	must(t, err)
+	if o.wrap != nil {
+		p.Inspector = o.wrap(p.Inspector)
+	}
 	limits := tree.Limits{MemoryBytes: 1 << 30, Pids: 256, DiskBytes: 1 << 30}
 	real, err := box.Open(box.Config{RunDir: state + "/run", Zygotes: 4, Limits: limits, CgroupRoot: fmt.Sprintf("boxwood-corpus-%d", os.Getpid())})
 	must(t, err)
@@ -92,8 +103,8 @@ func mustHost(t testing.TB) *host {
 	p.Boxes, h.pool = h.boxes, p.Pool
 	p.Stats, err = stats.New(stats.Options{Dir: state + "/stats"})
 	must(t, err)
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
-	h.e, err = engine.New(bounded(t), p, engine.Config{StateDir: state, Limits: limits, Log: log})
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	h.e, err = engine.New(bounded(t), p, engine.Config{StateDir: state, RunDir: state + "/run", Limits: limits, Log: log, Audit: o.audit})
 	must(t, err)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)

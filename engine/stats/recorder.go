@@ -34,6 +34,7 @@ type Recorder struct {
 	turns    *series[TurnRow]
 	forks    *series[ForkRow]
 	captures *series[CaptureRow]
+	audits   *series[AuditRow]
 
 	stop sync.Once
 	done chan struct{}
@@ -54,10 +55,11 @@ func New(o Options) (*Recorder, error) {
 		}
 	}
 	r := &Recorder{options: o, done: make(chan struct{})}
-	var errs [3]error
+	var errs [4]error
 	r.turns, errs[0] = openSeries(turnsTable, o)
 	r.forks, errs[1] = openSeries(forksTable, o)
 	r.captures, errs[2] = openSeries(capturesTable, o)
+	r.audits, errs[3] = openSeries(auditsTable, o)
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, fault.New(fault.Internal, "stats_dir", "opening the folder of statistics: %w", err)
 	}
@@ -81,12 +83,13 @@ type table interface {
 	each(ctx context.Context, emit func(arrow.Record) error) error
 }
 
-func (r *Recorder) all() []table { return []table{r.turns, r.forks, r.captures} }
+func (r *Recorder) all() []table { return []table{r.turns, r.forks, r.captures, r.audits} }
 
-// Turn, Fork and Capture record one row. They don't block on disk or readers.
+// Turn, Fork, Capture and Audit record one row. They don't block on disk or readers.
 func (r *Recorder) Turn(row TurnRow)       { r.turns.add(row) }
 func (r *Recorder) Fork(row ForkRow)       { r.forks.add(row) }
 func (r *Recorder) Capture(row CaptureRow) { r.captures.add(row) }
+func (r *Recorder) Audit(row AuditRow)     { r.audits.add(row) }
 
 // Dropped counts the rows that neither memory nor disk had room for.
 func (r *Recorder) Dropped() (rows int64) {
@@ -128,7 +131,7 @@ type Column struct {
 
 // Tables lists the tables with their present number of rows.
 func (r *Recorder) Tables() []Table {
-	tables := []Table{describe(r.turns), {}, describe(r.forks), describe(r.captures)}
+	tables := []Table{describe(r.turns), {}, describe(r.forks), describe(r.captures), describe(r.audits)}
 	tables[1] = columnsOf(nodesTable.name, nodesTable.doc, nodesTable.schema)
 	if r.options.Nodes != nil {
 		for range r.options.Nodes("") {
@@ -178,7 +181,7 @@ func (r *Recorder) Export(ctx context.Context, name string, of ids.Tree, w io.Wr
 		}
 	}
 	return fault.New(fault.NotFound, "no_such_table", "there is no table %.64q", name).
-		WithHint("tables are turns, nodes, forks and captures")
+		WithHint("tables are turns, nodes, forks, captures and audits")
 }
 
 func export(ctx context.Context, t table, of ids.Tree, w io.Writer) error {

@@ -82,6 +82,21 @@ type CaptureRow struct {
 	Urgent  bool // someone waited for it
 }
 
+// AuditRow is one turn whose verdict was compared with what really changed.
+type AuditRow struct {
+	Node      ids.Node
+	Tree      ids.Tree
+	Sandbox   ids.Sandbox
+	StartedAt time.Time
+	Took      time.Duration
+	Verdict   tree.Verdict
+
+	FilesChanged, ProcessChanged bool // what was found
+	MissedFiles, MissedProcess   bool // false negatives
+	// Files and Processes are the figures so far, with their intervals.
+	Files, Processes string
+}
+
 // Outcome is how a fork's child or a capture ended.
 type Outcome uint8
 

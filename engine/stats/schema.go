@@ -24,6 +24,7 @@ const (
 	Nodes    = "nodes"
 	Forks    = "forks"
 	Captures = "captures"
+	Audits   = "audits"
 )
 
 // The bounds of one batch: its rows, and its bytes before encoding. Columns

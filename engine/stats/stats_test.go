@@ -221,7 +221,7 @@ func TestExportOfOneTree(t *testing.T) {
 
 func TestUnknownTable(t *testing.T) {
 	err := mustNew(t, Options{}).Export(context.Background(), "turn\x1b[2J", "", &bytes.Buffer{})
-	if !fault.Is(err, fault.NotFound) || !strings.Contains(fault.As(err).Hint, "turns, nodes, forks and captures") {
+	if !fault.Is(err, fault.NotFound) || !strings.Contains(fault.As(err).Hint, "turns, nodes, forks, captures and audits") {
 		t.Errorf("got %v", err)
 	}
 	if strings.Contains(err.Error(), "\x1b") {
@@ -333,7 +333,7 @@ func TestRealClientsReadTheTables(t *testing.T) {
 	}
 	r.Fork(ForkRow{Request: "rq", Node: "nd_1", Tree: "tr_a", Outcome: Failed, Reason: "pool_full", Batch: 1})
 	r.Capture(CaptureRow{Node: "nd_1", Tree: "tr_a", Kind: tree.Empty, Bytes: -1, Outcome: OK, Urgent: true})
-	for _, table := range []string{Turns, Nodes, Forks, Captures} {
+	for _, table := range []string{Turns, Nodes, Forks, Captures, Audits} {
 		stream := mustExport(t, r, table, "")
 		path := filepath.Join(dir, table)
 		if err := os.WriteFile(path+".arrows", stream, 0o600); err != nil {

@@ -93,6 +93,21 @@ var capturesTable = define(Captures, "One row per attempt to make a node's check
 	flag("urgent", "Whether a turn or a fork waited for it.", func(r *CaptureRow) bool { return r.Urgent }),
 )
 
+var auditsTable = define(Audits, "One row per turn whose verdict was compared with what really changed (serve --audit).",
+	text("node", "The node.", "unknown", func(r *AuditRow) string { return string(r.Node) }),
+	text("tree", "The tree it belongs to.", "unknown", func(r *AuditRow) string { return string(r.Tree) }),
+	text("sandbox", "The sandbox that ran the turn.", "unknown", func(r *AuditRow) string { return string(r.Sandbox) }),
+	instant("started_at", "When the audit started.", "unknown", func(r *AuditRow) time.Time { return r.StartedAt }),
+	nanos("took_ns", "How long it took.", func(r *AuditRow) time.Duration { return r.Took }),
+	word("verdict", "What the turn was judged.", "unknown", verdictWords, func(r *AuditRow) uint8 { return uint8(r.Verdict) }),
+	flag("files_changed", "Whether the files differ from the checkpoint before; false, too, where they weren't compared because a process survives.", func(r *AuditRow) bool { return r.FilesChanged }),
+	flag("process_changed", "Whether a process survives or a kernel object differs.", func(r *AuditRow) bool { return r.ProcessChanged }),
+	flag("missed_files", "Whether a change of files was judged unchanged.", func(r *AuditRow) bool { return r.MissedFiles }),
+	flag("missed_process", "Whether a change of processes was judged unchanged.", func(r *AuditRow) bool { return r.MissedProcess }),
+	text("files", "Wrong verdicts on files since the daemon's start, with 95 % intervals.", "never", func(r *AuditRow) string { return r.Files }),
+	text("processes", "The same of processes.", "never", func(r *AuditRow) string { return r.Processes }),
+)
+
 // ownCheckpoint says whether the node's checkpoint was made for the node itself.
 func (r *NodeRow) ownCheckpoint() bool { return r.Restores != nil && r.Restores.Node == r.ID }
 

@@ -277,7 +277,7 @@ W(netlink_write) {
 	MUST(write(MUST(socket(AF_NETLINK, SOCK_RAW, NETLINK_ROUTE)), &m, sizeof m));
 }
 W(limits_of_1) { struct rlimit l; MUST(prlimit(1, RLIMIT_MSGQUEUE, 0, &l)); MUST(prlimit(1, RLIMIT_MSGQUEUE, &l, 0)); }
-W(batch_of_1) { struct sched_param p = {}; MUST(sched_setscheduler(1, SCHED_BATCH, &p)); MUST(sched_setparam(1, &p)); struct { unsigned size, policy; unsigned long long flags; int nice; unsigned prio; unsigned long long d[3]; } a = {48, SCHED_BATCH}; MUST(syscall(SYS_sched_setattr, 1, &a, 0)); }
+W(batch_of_1) { struct sched_param p = {}; MUST(sched_setscheduler(1, SCHED_BATCH, &p)); MUST(sched_setparam(1, &p)); }
 W(affinity_of_1) { cpu_set_t c; CPU_ZERO(&c); CPU_SET(0, &c); MUST(sched_setaffinity(1, sizeof c, &c)); }
 W(survivor) { int p[2]; MUST(pipe(p)); if (!fork()) { close(p[0]); setsid(); close(0); close(1); close(2); MUST(write(p[1], "x", 1)); for (;;) pause(); } close(p[1]); char c; MUST(read(p[0], &c, 1)); }
 W(survivor_file) { MUST(write(rw("old"), "hello", 5)); survivor(); }
