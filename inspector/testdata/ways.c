@@ -45,6 +45,7 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <sys/xattr.h>
+#include <time.h>
 #include <unistd.h>
 #include <utime.h>
 
@@ -312,8 +313,36 @@ W(flood) {
 	int s; while (wait(&s) > 0) if (s) exit(1);
 }
 
+/* ---- attempts at blinding ---- */
+/* storm: for STORM seconds, two processes with as many events as they can make. */
+W(storm) {
+	char *e = getenv("STORM"); double end = e ? atof(e) : 1;
+	for (int c = 0; c < 2; c++) if (!fork()) {
+		struct timespec t, u; clock_gettime(CLOCK_MONOTONIC, &t);
+		char n[16]; sprintf(n, "storm%d", c); int fd = MUST(open(n, O_CREAT | O_RDWR, 0600)), null = rw("/dev/null");
+		for (int i = 0;; i++) {
+			for (int k = 0; k < 64; k++) { MUST(pwrite(fd, "x", 1, k)); MUST(write(null, "x", 1)); }
+			if (i % 16 == 0) { char m[24]; sprintf(m, "%s-%d", n, i); close(MUST(open(m, O_CREAT | O_RDWR, 0600))); MUST(unlink(m)); }
+			if (i % 512 == 0) { int p = fork(); if (!p) _exit(0); waitpid(p, 0, 0); }
+			clock_gettime(CLOCK_MONOTONIC, &u);
+			if (u.tv_sec - t.tv_sec + (u.tv_nsec - t.tv_nsec) / 1e9 > end) break;
+		}
+		MUST(unlink(n)); _exit(0);
+	}
+	int s; while (wait(&s) > 0) if (s) exit(1);
+}
+/* A tree of 2,000 processes that all live at once. */
+static void grow(int depth) { for (int i = 0; depth && i < 2; i++) if (!fork()) { grow(depth - 1); while (wait(0) > 0) ; _exit(0); } while (wait(0) > 0) ; }
+W(bomb) { grow(10); }
+W(short_lives) { for (int i = 0; i < 3000; i++) { int p = vfork(); if (!p) _exit(0); waitpid(p, 0, 0); } }
+/* Written by processes that end in the same microsecond. */
+W(instant) { int fd = rw("old"); for (int i = 0; i < 50; i++) { int p = vfork(); if (!p) { write(fd, "i", 1); _exit(0); } waitpid(p, 0, 0); } }
+W(deep_names) { char n[256]; memset(n, 'p', 255); n[255] = 0; n[9] = '\n'; n[10] = '\xfe'; for (int i = 0; i < 20; i++) { MUST(mkdir(n, 0700)); MUST(chdir(n)); } MUST(open("end", O_CREAT | O_RDWR, 0600)); }
+W(deep_names_gone) { deep_names(); char n[256]; memset(n, 'p', 255); n[255] = 0; n[9] = '\n'; n[10] = '\xfe'; MUST(unlink("end")); for (int i = 0; i < 20; i++) { MUST(chdir("..")); MUST(rmdir(n)); } }
+/* Goes on writing after its turn, faster than anyone can look. */
+W(late_writer) { int p[2]; MUST(pipe(p)); if (!fork()) { close(p[0]); setsid(); close(0); close(1); close(2); int fd = rw("old"); MUST(write(p[1], "x", 1)); for (;;) pwrite(fd, "l", 1, 5); } close(p[1]); char c; MUST(read(p[0], &c, 1)); }
+
 /* ---- what a call costs: prints ns of getppid, of a write to a file, and to /dev/null ---- */
-#include <time.h>
 static double now(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec * 1e9 + t.tv_nsec; }
 #define COST(call) ({ double best_ = 1e18; for (int r_ = 0; r_ < 20; r_++) { double t_ = now(); for (int i_ = 0; i_ < 10000; i_++) call; t_ = (now() - t_) / 10000; if (t_ < best_) best_ = t_; } best_; })
 W(costs) { int n = rw("/dev/null"), fd = rw("old"); MUST(pwrite(fd, "x", 1, 0)); printf("%.1f %.1f %.1f\n", COST(syscall(SYS_getppid)), COST(pwrite(fd, "x", 1, 0)), COST(write(n, "x", 1))); fflush(stdout); }
@@ -331,7 +360,7 @@ static const struct { const char *name; void (*run)(void); } ways[] = {
 	ROW(fssetxattr), ROW(setflags_dir), ROW(futimesat_), ROW(lremovexattr_), ROW(setxattrat_), ROW(removexattrat_), ROW(file_setattr_), ROW(msg_sent), ROW(sem_used), ROW(mq_sent), ROW(quiet), ROW(reads), ROW(open_rdwr), ROW(open_rdwr_lower), ROW(create_unlink), ROW(mkdtemp_), ROW(lower_temp), ROW(lower_temp_chmod), ROW(tmpfile_gone),
 	ROW(rename_new), ROW(rename_back), ROW(link_unlink), ROW(lock), ROW(failed), ROW(dev_null), ROW(pipes), ROW(memfd), ROW(write_nothing), ROW(private_map), ROW(shared_map_read), ROW(children),
 	ROW(fsyncs), ROW(bound_gone), ROW(big_temp), ROW(netlink_get), ROW(own_limits), ROW(loopback), ROW(shm), ROW(msg), ROW(sem), ROW(mq), ROW(hostname), ROW(domainname), ROW(mount_), ROW(bind_mount),
-	ROW(keyring), ROW(sysctl), ROW(lo_ioctl), ROW(netlink_set), ROW(netlink_write), ROW(limits_of_1), ROW(batch_of_1), ROW(affinity_of_1), ROW(survivor), ROW(survivor_file), ROW(survivor_mapped), ROW(connect_), ROW(datagram), ROW(datagram6), ROW(costs), ROW(flood), ROW(deep),
+	ROW(keyring), ROW(sysctl), ROW(lo_ioctl), ROW(netlink_set), ROW(netlink_write), ROW(limits_of_1), ROW(batch_of_1), ROW(affinity_of_1), ROW(survivor), ROW(survivor_file), ROW(survivor_mapped), ROW(connect_), ROW(datagram), ROW(datagram6), ROW(costs), ROW(flood), ROW(storm), ROW(bomb), ROW(short_lives), ROW(instant), ROW(deep_names), ROW(deep_names_gone), ROW(late_writer), ROW(deep),
 };
 
 static void *idle(void *a) { for (;;) pause(); return 0; }
