@@ -84,7 +84,7 @@ func (k *Kernel) load() error {
 	}
 	if err := errors.Join(
 		spec.Variables[bpf.InspectorVarCalls].Set(classes),
-		spec.Variables[bpf.InspectorVarBlind].Set(k.opts.blind),
+		spec.Variables[bpf.InspectorVarBlind].Set(k.opts.blind|alwaysBlind),
 	); err != nil {
 		return fmt.Errorf("setting the table of calls: %w", err)
 	}

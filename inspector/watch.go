@@ -110,9 +110,9 @@ func (w *watch) Barrier(ctx context.Context) Report {
 	// anything any more. Flags are taken before the listing that explains them, so
 	// what a survivor changes meanwhile is flagged again for the next barrier.
 	now, err := w.survivors()
-	fresh := signs(atomic.SwapUint64(&w.box.Turn, 0))
+	fresh := signs(atomic.SwapUint64(&w.box.Turn, 0)) &^ neverSet
 	w.turn |= fresh
-	epoch := signs(atomic.LoadUint64(&w.box.Epoch))
+	epoch := signs(atomic.LoadUint64(&w.box.Epoch)) &^ neverSet
 
 	all, turn := &finding{}, &finding{}
 	w.judgeUnknown(epoch, all, turn)
@@ -126,7 +126,7 @@ func (w *watch) Barrier(ctx context.Context) Report {
 		Lost:    atomic.LoadUint64(&w.box.Lost),
 		Barrier: time.Since(start),
 	}
-	return r
+	return pronounce(r)
 }
 
 // judgeUnknown deals with what can't be given to one half.

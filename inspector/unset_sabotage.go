@@ -1,0 +1,5 @@
+//go:build sabotage_flag
+
+package inspector
+
+const neverSet = sawOld
