@@ -65,7 +65,11 @@ func (e *Engine) capture(ctx context.Context, s *sandbox, b *body, n *tree.Node,
 		e.removeSnapshot(ck.Snapshot)
 	}
 	// The sandbox is unharmed, but its next verdict can't lean on this capture.
-	b.watch.Tainted(false, "the last capture failed")
+	if failedCaptureTaints {
+		b.watch.Tainted(false, "the last capture failed")
+	} else {
+		b.watch.NewEpoch(e.Pool.SnapshotDir(b.checkpoint.Snapshot))
+	}
 	row.Reason = fault.As(err).Reason
 	e.Stats.Capture(row)
 	e.log.Warn("capture failed", "node", n.ID, "sandbox", s.id, "error", err)
@@ -126,7 +130,7 @@ func (e *Engine) snapshotFrozen(ctx context.Context, b *body, id ids.Snapshot, r
 	if len(alive) > 0 {
 		return nil, fault.New(fault.Precondition, "survivors", "%d processes survive and can't be saved yet", len(alive))
 	}
-	if err := b.box.CheckRoot(); err != nil {
+	if err := b.box.CheckRoot(); err != nil && checksRoots {
 		return nil, err // law 6
 	}
 	began := time.Now()

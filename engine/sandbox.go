@@ -82,7 +82,7 @@ func (s *sandbox) acquire(ctx context.Context, wait time.Duration) (exposed time
 		s.releaseSlot()
 		return 0, errGone(s.id)
 	}
-	if job == nil {
+	if job == nil || !waitsForCapture {
 		return 0, nil
 	}
 	began := time.Now()

@@ -295,6 +295,9 @@ func (t *turn) command(c Command) (box.Command, error) {
 	if deadline <= 0 {
 		deadline = t.e.cfg.TurnDeadline
 	}
+	if !keepsDeadlines {
+		deadline = time.Hour
+	}
 	return box.Command{
 		Argv: argv, Env: flat, Cwd: first(c.Cwd, d.Cwd, "/"), User: first(c.User, d.User, "0"),
 		Stdin: c.Stdin, Deadline: time.Now().Add(deadline),

@@ -111,6 +111,8 @@ func checkSeal(f *os.File, id ids.Snapshot, seal tree.Seal) error {
 	}
 	var wrong string
 	switch {
+	case !checksSeals:
+		return nil
 	case !info.ReadOnly:
 		wrong = "it is writable"
 	case btrfs.FormatUUID(info.UUID) != seal.UUID:

@@ -449,3 +449,50 @@ func TestForksLeakNothing(t *testing.T) {
 	}
 	t.Logf("%v, then %v", before, held())
 }
+
+// Turns that follow on each other's heels: each waits for the capture of the one
+// before, and none is seen in an earlier node (law 9).
+func TestNextTurnIsInNoEarlierNode(t *testing.T) {
+	d := running(t)
+	_, sb := d.newTree(t)
+	var nodes []string
+	for i := range 12 {
+		nodes = append(nodes, d.run(t, sb.GetId(), fmt.Sprintf("echo %d > /root/f", i)).GetNode().GetId())
+	}
+	for i, n := range d.captured(t, nodes...) {
+		child := d.fork(t, n.GetId(), 1)[0]
+		if got := d.ok(t, child.GetId(), "cat /root/f"); got != fmt.Sprintf("%d\n", i) {
+			t.Errorf("turn %d left %q", i, got)
+		}
+		free(t, d, child)
+	}
+}
+
+// After a capture that failed no verdict is below files until one succeeds (law 2).
+func TestFailedCaptureIsRemembered(t *testing.T) {
+	d := running(t)
+	_, sb := d.newTree(t)
+	for _, shell := range []string{"echo x > /root/x; mv /run /gone", "true"} {
+		n := d.run(t, sb.GetId(), shell).GetNode()
+		if got := d.captured(t, n.GetId())[0]; n.GetVerdict() != boxwoodv1.Verdict_VERDICT_FILES || got.GetCapture() != boxwoodv1.CaptureStatus_CAPTURE_STATUS_WITHHELD {
+			t.Errorf("%q: %v, %v", shell, n.GetVerdict(), got.GetCapture())
+		}
+	}
+	n := d.captured(t, d.run(t, sb.GetId(), "mv /gone /run").GetNode().GetId())[0]
+	if n.GetCapture() != boxwoodv1.CaptureStatus_CAPTURE_STATUS_CAPTURED {
+		t.Fatalf("put back: %v: %s", n.GetCapture(), n.GetWithheldReason())
+	}
+	d.forksAlike(t, sb, n.GetId())
+	if n := d.run(t, sb.GetId(), "true").GetNode(); n.GetVerdict() != boxwoodv1.Verdict_VERDICT_NONE {
+		t.Errorf("after the capture that worked: %v: %q", n.GetVerdict(), n.GetReasons())
+	}
+}
+
+func TestDeadlineEndsTheTurn(t *testing.T) {
+	d := running(t)
+	_, sb := d.newTree(t)
+	r, err := d.tryRun(t, &boxwoodv1.RunTurnRequest{SandboxId: sb.GetId(), Command: &boxwoodv1.Command{Shell: []byte("sleep 5"), DeadlineNs: int64(100 * time.Millisecond)}})
+	if err != nil || r.GetNode().GetTurnStatus() != boxwoodv1.TurnStatus_TURN_STATUS_TIMED_OUT {
+		t.Fatalf("past its deadline: %v, %v", r.GetNode().GetTurnStatus(), err)
+	}
+}

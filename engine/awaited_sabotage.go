@@ -1,0 +1,5 @@
+//go:build sabotage_shadow
+
+package engine
+
+const waitsForCapture = false

@@ -1,0 +1,5 @@
+//go:build sabotage_deadline
+
+package engine
+
+const keepsDeadlines = false

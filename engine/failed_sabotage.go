@@ -1,0 +1,5 @@
+//go:build sabotage_failed
+
+package engine
+
+const failedCaptureTaints = false
