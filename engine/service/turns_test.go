@@ -100,7 +100,7 @@ func TestRollbackInPlace(t *testing.T) {
 func TestSurvivorsWithholdTheNode(t *testing.T) {
 	d := running(t)
 	root, sb := d.newTree(t)
-	n := d.run(t, sb.GetId(), "echo x > /root/x; sleep 1000 >/dev/null 2>&1 &").GetNode()
+	n := d.run(t, sb.GetId(), "echo x > /root/x; sleep 1000 >/dev/null 2>&1 & while read -r n < /proc/$!/comm && [ \"$n\" != sleep ]; do :; done").GetNode()
 	if n.GetVerdict() != boxwoodv1.Verdict_VERDICT_BOTH || n.GetCapture() != boxwoodv1.CaptureStatus_CAPTURE_STATUS_WITHHELD {
 		t.Fatalf("a surviving process and a new file: %v, %v", n.GetVerdict(), n.GetCapture())
 	}
@@ -119,7 +119,7 @@ func TestSurvivorsWithholdTheNode(t *testing.T) {
 		t.Fatal("the survivor isn't there any more")
 	}
 	// Once the survivor is gone, the files are captured.
-	n = d.run(t, sb.GetId(), "kill -9 $("+sleepers+")").GetNode()
+	n = d.run(t, sb.GetId(), "p=$("+sleepers+"); kill -9 $p; while kill -0 $p 2>/dev/null; do :; done").GetNode()
 	got := d.captured(t, n.GetId())[0]
 	if got.GetCapture() != boxwoodv1.CaptureStatus_CAPTURE_STATUS_CAPTURED || got.GetVerdict() != boxwoodv1.Verdict_VERDICT_FILES || got.GetCheckpointId() == root.GetCheckpointId() {
 		t.Fatalf("after the survivor's end: %v", got)
