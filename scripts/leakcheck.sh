@@ -22,6 +22,7 @@ inventory() {
   done
   find /sys/fs/cgroup -type d -path '*boxwood*' -printf 'cgroup %p\n' 2>/dev/null || true
   find /run/netns -mindepth 1 -printf 'network namespace %f\n' 2>/dev/null || true
+  find /run /dev/shm -maxdepth 1 -name 'boxwood-*' -printf 'run folder %p\n'
   find "${TMPDIR:-/tmp}" -maxdepth 1 \( -name '*boxwood*' -o -name 'bwo*' -o -name '.doctor-*' \) -printf 'file %p\n'
   # By command line and not by pid. Builtins alone, or looking takes seconds.
   local pid argv inside outside
