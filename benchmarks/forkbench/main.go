@@ -83,10 +83,10 @@ func (b *bench) run(ctx context.Context) {
 	_, err = b.client.WaitCaptured(ctx, &pb.WaitCapturedRequest{NodeIds: []string{node}})
 	must(err)
 
-	ready, spawns := b.interleaved(ctx, node, b.scale(60, 1000), info.ZygotesReady)
+	ready, spawns := b.interleaved(ctx, same(node), b.scale(60, 1000), info.ZygotesReady)
 	b.emit("spawn_ms.p50", quantile(spawns, .5), "ms", len(spawns), "posix_spawn, exec and wait of /bin/true from a static C program, interleaved with empty.ready_ms")
-	b.emit("empty.ready_ms.p50", quantile(ready, .5), "ms", len(ready), "client's request to ready")
-	b.emit("empty.ready_ms.p95", quantile(ready, .95), "ms", len(ready), "client's request to ready")
+	b.emit("empty.ready_ms.p50", quantile(ready, .5), "ms", len(ready), "client's request to ready, forks of one node")
+	b.emit("empty.ready_ms.p95", quantile(ready, .95), "ms", len(ready), "client's request to ready, forks of one node")
 	b.emit("empty.ratio_to_spawn.p50", quantile(ready, .5)/quantile(spawns, .5), "ratio", len(ready), "medians of the same interleaved run")
 
 	var whole []float64
@@ -100,22 +100,27 @@ func (b *bench) run(ctx context.Context) {
 	b.emit("empty.n64_total_ms", quantile(whole, .5), "ms", len(whole), "one request for 64 children, median until the last is ready")
 
 	b.sustained(ctx, node, info.ZygotesReady)
-	b.grow(ctx, node, 2000)
+	grown := b.grow(ctx, node, 2000)
 	b.settle(ctx, info.ZygotesReady)
-	later, again := b.interleaved(ctx, node, b.scale(60, 1000), info.ZygotesReady)
+	later, again := b.interleaved(ctx, same(node), b.scale(60, 1000), info.ZygotesReady)
 	b.emit("empty.at_2000_ratio", quantile(later, .5)/quantile(again, .5)/(quantile(ready, .5)/quantile(spawns, .5)), "ratio", len(later),
 		fmt.Sprintf("ready_ms over spawn_ms with 2,000 captured nodes of the image (%.2f / %.2f ms), by the same without (%.2f / %.2f ms)",
 			quantile(later, .5), quantile(again, .5), quantile(ready, .5), quantile(spawns, .5)))
+	first, beside := b.interleaved(ctx, func(i int) string { return grown[i] }, b.scale(60, 1000), info.ZygotesReady)
+	b.emit("empty.first_ready_ms.p50", quantile(first, .5), "ms", len(first),
+		fmt.Sprintf("each fork is the first of its node, so that nothing was made ahead of it but zygotes; spawn %.2f ms beside it", quantile(beside, .5)))
 	snapshots := b.column(ctx, "captures", "snapshot_ns")
 	b.emit("snapshot_ms.p50", quantile(snapshots, .5), "ms", len(snapshots), "the snapshot inside the freeze, of the captures of this run")
 }
 
-// interleaved measures a fork and a spawn in turn.
-func (b *bench) interleaved(ctx context.Context, node string, n int, zygotes int64) (ready, spawns []float64) {
+func same(node string) func(int) string { return func(int) string { return node } }
+
+// interleaved measures a fork and a spawn in turn; node says which node is forked.
+func (b *bench) interleaved(ctx context.Context, node func(int) string, n int, zygotes int64) (ready, spawns []float64) {
 	for i := range n + 3 {
 		wall, _ := b.spawn.run(1)
 		start := time.Now()
-		child := b.fork(ctx, node, 1)
+		child := b.fork(ctx, node(i), 1)
 		took := ms(time.Since(start))
 		b.release(ctx, child...)
 		b.settle(ctx, zygotes)
@@ -163,25 +168,27 @@ func (b *bench) sustained(ctx context.Context, node string, zygotes int64) {
 		how+"; all CPU time of the machine but idle, from /proc/stat, by the same of a spawn")
 }
 
-// grow makes n nodes below node, and returns when each has its checkpoint.
-func (b *bench) grow(ctx context.Context, node string, n int) {
+// grow makes n nodes below node, and returns them when each has its checkpoint.
+func (b *bench) grow(ctx context.Context, node string, n int) []string {
 	const walkers = 8
 	children := b.fork(ctx, node, walkers)
-	last := make([]string, walkers) // the next turn waits for a capture, so these are the ones left
+	made := make([][]string, walkers)
 	var wg sync.WaitGroup
 	for w, child := range children {
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
 			for i := range n / walkers {
-				last[w] = b.turn(ctx, child, "/bin/touch", fmt.Sprintf("/grown%d-%d", w, i)).Id
+				made[w] = append(made[w], b.turn(ctx, child, "/bin/touch", fmt.Sprintf("/grown%d-%d", w, i)).Id)
 			}
 		}()
 	}
 	wg.Wait()
-	_, err := b.client.WaitCaptured(ctx, &pb.WaitCapturedRequest{NodeIds: last})
+	all := slices.Concat(made...)
+	_, err := b.client.WaitCaptured(ctx, &pb.WaitCapturedRequest{NodeIds: all})
 	must(err)
 	b.release(ctx, children...)
+	return all
 }
 
 func (b *bench) fork(ctx context.Context, node string, n int32) (ids []string) {
