@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev build test test-go test-python demo bench lint generate verify-generated \
-	check-imports check-docs check-acceptance sabotage clean
+	check-imports check-docs check-acceptance sabotage clean corpus load
 
 ENV := . scripts/env.sh;
 
@@ -33,6 +33,12 @@ demo: setup ## set up, then run the main job on real parts: replay, fork, search
 
 bench: build ## run one benchmark, JSON lines: make -s bench NAME=fork (LONG=1: thorough)
 	@$(ENV) test -n "$(NAME)" || { echo "usage: make bench NAME=fork" >&2; exit 2; }; benchmarks/run.sh "$(NAME)"
+
+corpus: ## random programs against an oracle, N turns: make corpus N=2000 (SEED=... repeats a run)
+	@$(ENV) go test ./engine/corpus -run '^TestCorpus$$' -v -timeout 12h -args -corpus.n $(or $(N),2000) -corpus.seed $(or $(SEED),0)
+
+load: ## a minute of all the events that sandboxes can make (nightly)
+	@$(ENV) go test ./inspector -run '^TestLoad$$' -v -timeout 20m -args -load.for 1m
 
 lint: ## format, vet, staticcheck, shellcheck, ruff, mypy, words that have no place here
 	@scripts/lint.sh

@@ -137,10 +137,11 @@ static __always_inline void note(struct box *b, struct inode *i, __u32 nr, bool 
 
 static __always_inline struct file *file_of(struct task_struct *t, __u32 fd)
 {
-	struct fdtable *fdt = BPF_CORE_READ(t, files, fdt);
-	if (fd >= BPF_CORE_READ(fdt, max_fds))
+	/* The task is typed, so these are plain loads: a third of the cost of helpers. */
+	struct fdtable *fdt = t->files->fdt;
+	if (fd >= fdt->max_fds)
 		return 0;
-	struct file **table = BPF_CORE_READ(fdt, fd), *f = 0;
+	struct file **table = fdt->fd, *f = 0;
 	if (bpf_probe_read_kernel(&f, sizeof f, table + fd))
 		return 0;
 	return f;
@@ -149,7 +150,7 @@ static __always_inline struct file *file_of(struct task_struct *t, __u32 fd)
 /* In a table that other tasks share, an fd may mean another file by now. */
 static __always_inline bool shared(struct task_struct *t)
 {
-	return BPF_CORE_READ(t, files, count.counter) > 1;
+	return t->files->count.counter > 1;
 }
 
 static __always_inline __u16 class_of(__u64 nr)

@@ -35,7 +35,7 @@ int BPF_PROG(sys_exit, struct pt_regs *r, long ret)
 		return 0; /* rt_sigreturn, or a call that was skipped */
 	if (t->thread_info.status & TS_COMPAT || nr & X32_BIT || nr < 0 || nr >= NCALLS) {
 		if (ret != -ENOSYS)
-			mark_call(b, F_UNKNOWN, nr);
+			mark_call(b, F_UNKNOWN, nr | X32_BIT); /* its number is of another table */
 		return 0;
 	}
 	__u16 c = class_of(nr);
@@ -145,8 +145,10 @@ int BPF_PROG(inode_new, struct inode *i)
 SEC("tp_btf/btrfs_space_reservation")
 int BPF_PROG(transaction, const struct btrfs_fs_info *fs, const char *type, __u64 val, __u64 bytes, int reserve)
 {
+	if (!reserve) /* every other one gives back */
+		return 0;
 	struct box *b = watched();
-	if (!b || !reserve || (blind & B_TXN))
+	if (!b || (blind & B_TXN))
 		return 0;
 	__u64 what = 0; /* the first eight letters tell the kinds apart */
 	if (bpf_probe_read_kernel(&what, sizeof what, type)) {

@@ -186,6 +186,10 @@ func (w *watch) sameFileAsBelow(path string, was comparison, limit *int64) bool 
 		return false
 	}
 	defer unix.Close(fd)
+	// Most new files are no copies, and need no look at the layers.
+	if _, err := unix.Fgetxattr(fd, "trusted.overlay.origin", nil); err != nil {
+		return false
+	}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return false

@@ -50,7 +50,13 @@ func (f signs) reason(nr uint32) string {
 	return fmt.Sprintf("signs %#x", uint64(f))
 }
 
+// otherTable is set in the number of a call made in the 32-bit or x32 way.
+const otherTable = 1 << 30
+
 func callName(nr uint32) string {
+	if nr&otherTable != 0 {
+		return fmt.Sprintf("call %d of a 32-bit program", nr&^otherTable)
+	}
 	for _, c := range calls {
 		if c.nr == int(nr) {
 			return c.name

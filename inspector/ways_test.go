@@ -50,6 +50,7 @@ var ways = []struct {
 	{"read_into_map", tree.Files, "/w/old"},
 	{"io_submit_", tree.Both, "/w/old"},
 	{"io_uring_", tree.Both, ""},
+	{"io_uring_write", tree.Both, ""},
 	{"int80", tree.Both, "/w/old"},
 	{"core", tree.Files, "core"},
 	{"inherited", tree.Files, "/w/old"},

@@ -120,6 +120,14 @@ W(io_submit_) {
 	MUST(syscall(SYS_io_submit, c, 1, &l)); struct io_event e; MUST(syscall(SYS_io_getevents, c, 1, 1, &e, 0));
 }
 W(io_uring_) { struct io_uring_params p = {}; MUST(syscall(SYS_io_uring_setup, 4, &p)); }
+W(io_uring_write) {
+	struct io_uring_params p = {}; int u = MUST(syscall(SYS_io_uring_setup, 4, &p));
+	char *sq = mmap(0, p.sq_off.array + 16, PROT_READ | PROT_WRITE, MAP_SHARED, u, IORING_OFF_SQ_RING);
+	struct io_uring_sqe *e = mmap(0, 4 * sizeof *e, PROT_READ | PROT_WRITE, MAP_SHARED, u, IORING_OFF_SQES);
+	e->opcode = IORING_OP_WRITE; e->fd = rw("old"); e->addr = (long)"uring"; e->len = 5;
+	*(unsigned *)(sq + p.sq_off.array) = 0; ++*(volatile unsigned *)(sq + p.sq_off.tail);
+	MUST(syscall(SYS_io_uring_enter, u, 1, 1, IORING_ENTER_GETEVENTS, 0, 0));
+}
 W(int80) {
 	int fd = rw("old"); char *low = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0); long r;
 	memcpy(low, "hello", 5);
@@ -141,7 +149,7 @@ W(passed) {
 	MUST(sendmsg(s[0], &m, 0)); wait(0);
 }
 W(double_fork) { int p[2]; MUST(pipe(p)); if (!fork()) { setsid(); if (!fork()) { MUST(write(rw("old"), "hello", 5)); } _exit(0); } close(p[1]); char c; read(p[0], &c, 1); }
-W(unshared) { MUST(unshare(CLONE_NEWNS | CLONE_NEWUTS)); MUST(write(rw("old"), "hello", 5)); }
+W(unshared) { int fd = rw("old"); if (unshare(CLONE_NEWNS | CLONE_NEWUTS)) MUST(unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWUTS)); MUST(write(fd, "hullo", 5)); MUST(write(rw("old"), "hello", 5)); }
 W(memfd_exec) {
 	int m = MUST(memfd_create("m", 0)), s = MUST(open("/proc/self/exe", O_RDONLY)); struct stat st; fstat(s, &st);
 	MUST(sendfile(m, s, 0, st.st_size)); char *a[] = {"ways", "write_", 0}; MUST(fexecve(m, a, environ));
@@ -352,7 +360,7 @@ static const struct { const char *name; void (*run)(void); } ways[] = {
 	ROW(write_), ROW(pwrite_), ROW(writev_), ROW(pwritev_), ROW(pwritev2_), ROW(append), ROW(write_same), ROW(write_many), ROW(sendfile_), ROW(splice_), ROW(tee_splice),
 	ROW(copy_file_range_), ROW(ficlone), ROW(ficlonerange), ROW(fallocate_), ROW(fallocate_keep), ROW(punch), ROW(zero_range), ROW(truncate_), ROW(truncate_grow), ROW(ftruncate_),
 	ROW(ftruncate_restore), ROW(o_trunc), ROW(o_trunc_empty), ROW(creat_), ROW(openat2_trunc), ROW(o_direct), ROW(mmap_store), ROW(mmap_after_close), ROW(mmap_mprotect), ROW(madv_remove), ROW(madv_remove_half), ROW(read_into_map), ROW(io_submit_),
-	ROW(io_uring_), ROW(int80), ROW(core), ROW(inherited), ROW(stdout_), ROW(proc_self_fd), ROW(passed), ROW(double_fork), ROW(unshared), ROW(memfd_exec), ROW(race_write), ROW(race_fchmod), ROW(race_path_chmod), ROW(race_path_truncate), ROW(race_path_unlink), ROW(race_close), ROW(mapped_store), ROW(sparse), ROW(concurrent),
+	ROW(io_uring_), ROW(io_uring_write), ROW(int80), ROW(core), ROW(inherited), ROW(stdout_), ROW(proc_self_fd), ROW(passed), ROW(double_fork), ROW(unshared), ROW(memfd_exec), ROW(race_write), ROW(race_fchmod), ROW(race_path_chmod), ROW(race_path_truncate), ROW(race_path_unlink), ROW(race_close), ROW(mapped_store), ROW(sparse), ROW(concurrent),
 	ROW(create), ROW(tmpfile_link), ROW(rename_), ROW(rename_over), ROW(rename_dir), ROW(rename_into), ROW(exchange), ROW(link_), ROW(symlink_), ROW(mkfifo_), ROW(mknod_), ROW(bind_),
 	ROW(mkdir_), ROW(rmdir_), ROW(unlink_), ROW(unlink_write), ROW(replace_same), ROW(lower_unlink), ROW(lower_write), ROW(lower_mmap), ROW(lower_mapped_survivor), ROW(lower_chmod), ROW(lower_chmod_dir), ROW(lower_fchmod_dir),
 	ROW(lower_truncate), ROW(lower_create), ROW(long_name), ROW(chmod_), ROW(fchmod_), ROW(fchmodat2_), ROW(chmod_root), ROW(chmod_dir), ROW(fchmod_dir), ROW(chown_), ROW(lchown_), ROW(fchown_),

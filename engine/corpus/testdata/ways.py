@@ -74,7 +74,7 @@ def bump(m):
 
 def tmpfile_link():
     fd = os.open(".", os.O_TMPFILE | os.O_RDWR, 0o644)
-    os.link(f"/proc/self/fd/{fd}", "new", follow_symlinks=True)
+    call(265, -100, b"/proc/self/fd/%d" % fd, -100, b"new", 0x400)
 
 
 def splice_():
