@@ -496,3 +496,55 @@ func TestDeadlineEndsTheTurn(t *testing.T) {
 		t.Fatalf("past its deadline: %v, %v", r.GetNode().GetTurnStatus(), err)
 	}
 }
+
+// A sandbox that fills the pool: no node is wrong, what it stops says so, and once it
+// is gone all goes on.
+func TestFullPool(t *testing.T) {
+	testenv.Require(t, testenv.Root, testenv.BPF, testenv.Btrfs)
+	t.Setenv(smallPool, "1")
+	d := startDaemon(t, "")
+	d.importRoot(t)
+	_, neighbour := d.newTree(t)
+	d.ok(t, neighbour.GetId(), "head -c 10M /dev/urandom > /root/kept")
+	_, hog := d.newTree(t)
+	full := d.run(t, hog.GetId(), "for ((i = 0; i < 100; i++)); do head -c 10M /dev/urandom > /root/$i || break; done; ls /root | wc -l").GetNode()
+	if o := full.GetObservation(); !strings.Contains(string(o.GetStderr()), "No space left") {
+		t.Fatalf("the pool isn't full: %s%s", o.GetStdout(), o.GetStderr())
+	}
+	for _, sb := range []*boxwoodv1.Sandbox{hog, neighbour} {
+		n := d.captured(t, d.run(t, sb.GetId(), "echo more > /root/more").GetNode().GetId())[0]
+		if n.GetCapture() == boxwoodv1.CaptureStatus_CAPTURE_STATUS_WITHHELD && n.GetWithheldReason() == "" {
+			t.Error("withheld without a reason")
+		}
+	}
+	grow := func() error {
+		_, err := d.client.CreateTree(ctx(t), &boxwoodv1.CreateTreeRequest{Start: &boxwoodv1.CreateTreeRequest_Image{Image: "mini"}, WithSandbox: true})
+		return err
+	}
+	var refused error
+	for range 16 { // a few may be made of what was made ahead
+		if refused = grow(); refused != nil {
+			break
+		}
+	}
+	if reason(refused) != "pool_full" {
+		t.Errorf("a tree in a full pool: %v", refused)
+	}
+	if _, err := d.client.CloseTree(ctx(t), &boxwoodv1.CloseTreeRequest{TreeId: hog.GetTreeId()}); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := d.client.Prune(ctx(t), &boxwoodv1.PruneRequest{NodeId: full.GetId()}); err != nil {
+		t.Fatal(r, err)
+	}
+	until(t, "what was pruned is gone", func() bool {
+		i, err := d.client.GetInfo(ctx(t), &boxwoodv1.GetInfoRequest{})
+		return err == nil && i.GetPoolBytesUsed() < i.GetPoolBytesTotal()/2
+	})
+	until(t, "there is room again", func() bool { return grow() == nil })
+	// A write that failed for lack of space has moved a time in the kernel's memory alone.
+	n := d.captured(t, d.run(t, neighbour.GetId(), "rm -f /root/more; echo again > /root/again").GetNode().GetId())[0]
+	if n.GetCapture() != boxwoodv1.CaptureStatus_CAPTURE_STATUS_CAPTURED {
+		t.Fatalf("with room again: %v: %s", n.GetCapture(), n.GetWithheldReason())
+	}
+	d.forksAlike(t, neighbour, n.GetId())
+}

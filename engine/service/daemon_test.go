@@ -30,6 +30,7 @@ import (
 const (
 	daemonDir   = "BOXWOOD_TEST_DAEMON"
 	rebuildPool = "BOXWOOD_TEST_REBUILD_POOL"
+	smallPool   = "BOXWOOD_TEST_SMALL_POOL"
 )
 
 func TestMain(m *testing.M) {
@@ -54,6 +55,9 @@ func runDaemon(dir string) error {
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	o := engine.OpenOptions{PoolBytes: 4 << 30, Zygotes: 8, Cgroup: "boxwood-test-" + filepath.Base(dir)}
 	o.StateDir, o.Log, o.RebuildPool = dir, log, os.Getenv(rebuildPool) != ""
+	if os.Getenv(smallPool) != "" {
+		o.PoolBytes = 640 << 20
+	}
 	e, err := engine.Open(ctx, o)
 	if err != nil {
 		return err
