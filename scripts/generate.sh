@@ -35,7 +35,7 @@ echo "generate: the service in Python"
 scripts/gen-python.sh
 
 echo "generate: the BPF programs"
-go generate ./bpf
+go generate ./bpf/...
 
 echo "generate: pid 1 of a sandbox"
 engine/box/init/build.sh

@@ -1,0 +1,218 @@
+package bpftest
+
+import (
+	"encoding/binary"
+	"math"
+	"net"
+	"os"
+	"runtime"
+	"testing"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/boxwood-rl/boxwood/internal/testenv"
+)
+
+func load(t *testing.T) *FunctionsObjects {
+	t.Helper()
+	testenv.Require(t, testenv.Root, testenv.BPF)
+	spec, err := LoadFunctions()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var classes [512]uint16
+	for i := range classes {
+		classes[i] = uint16(i)
+	}
+	if err := spec.Variables["calls"].Set(classes); err != nil {
+		t.Fatal(err)
+	}
+	var o FunctionsObjects
+	if err := spec.LoadAndAssign(&o, nil); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { o.Close() })
+	return &o
+}
+
+// call runs one function in the kernel, in this thread.
+func call(t *testing.T, p *ebpf.Program, args ...uint64) int32 {
+	t.Helper()
+	var context [4]uint64
+	copy(context[:], args)
+	r, err := p.Run(&ebpf.RunOptions{Context: context})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return int32(r)
+}
+
+func TestHarmlessIoctls(t *testing.T) {
+	o := load(t)
+	for request, want := range map[uint64]int32{
+		unix.TCGETS: 1, 0x541b: 1, unix.SIOCGIFFLAGS: 1, unix.FS_IOC_GETFLAGS: 1, unix.TIOCGPTN: 1,
+		unix.TCSETS: 0, unix.TIOCSTI: 0, unix.SIOCSIFFLAGS: 0, unix.SIOCSIFMTU: 0, unix.SIOCADDRT: 0,
+		unix.FS_IOC_SETFLAGS: 0, unix.FICLONE: 0, unix.FICLONERANGE: 0, 0xdeadbeef: 0,
+	} {
+		if got := call(t, o.RunHarmless, request); got != want {
+			t.Errorf("%#x: harmless %d, want %d", request, got, want)
+		}
+	}
+}
+
+func TestIPCReads(t *testing.T) {
+	o := load(t)
+	for _, c := range []struct {
+		call, cmd uint64
+		want      int32
+	}{
+		{31, unix.IPC_STAT, 1}, {31, unix.IPC_RMID, 0}, {31, unix.IPC_SET, 0}, {31, 11 /* SHM_LOCK */, 0}, {31, 13 /* SHM_STAT */, 1},
+		{66, 16 /* SETVAL */, 0}, {66, 17 /* SETALL */, 0}, {66, 12 /* GETVAL */, 1}, {66, unix.IPC_RMID, 0},
+		{71, unix.IPC_RMID, 0}, {71, 12 /* MSG_INFO */, 1}, {31, unix.IPC_STAT | 0x100, 1},
+	} {
+		if got := call(t, o.RunIpcReads, c.call, c.cmd); got != c.want {
+			t.Errorf("call %d, command %d: reads %d, want %d", c.call, c.cmd, got, c.want)
+		}
+	}
+}
+
+func TestCallsThatMayBeHalfDone(t *testing.T) {
+	o := load(t)
+	for errno, want := range map[unix.Errno]int32{
+		unix.ENOSPC: 1, unix.EINTR: 1, unix.EDQUOT: 1, unix.EIO: 1, 512: 1, 516: 1,
+		unix.ENOENT: 0, unix.EPERM: 0, unix.EBADF: 0, unix.EEXIST: 0,
+	} {
+		if got := call(t, o.RunHalfDone, uint64(-int64(errno))); got != want {
+			t.Errorf("%v: %d, want %d", errno, got, want)
+		}
+	}
+}
+
+func TestAddressesThatLeave(t *testing.T) {
+	o := load(t)
+	for ip, want := range map[string]int32{
+		"127.0.0.1": 0, "127.9.9.9": 0, "0.0.0.0": 0, "10.1.2.3": 1, "169.254.169.254": 1,
+		"::1": 0, "::": 0, "2001:db8::1": 1, "fe80::1": 1,
+	} {
+		raw := make([]byte, 28)
+		if v4 := net.ParseIP(ip).To4(); v4 != nil {
+			binary.NativeEndian.PutUint16(raw, unix.AF_INET)
+			copy(raw[4:], v4)
+		} else {
+			binary.NativeEndian.PutUint16(raw, unix.AF_INET6)
+			copy(raw[8:], net.ParseIP(ip))
+		}
+		got := call(t, o.RunLeaves, uint64(uintptr(unsafe.Pointer(&raw[0]))), uint64(len(raw)))
+		runtime.KeepAlive(raw)
+		if got != want {
+			t.Errorf("%s: leaves %d, want %d", ip, got, want)
+		}
+	}
+}
+
+// As in enum kind of bpf/files.h.
+const (
+	nothing = iota
+	own
+	outside
+	control
+	terminal
+	socket
+	none = 100
+)
+
+func TestPlacesOfDescriptors(t *testing.T) {
+	o := load(t)
+	open := func(path string) int {
+		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fd
+	}
+	var pipe [2]int
+	if err := unix.Pipe(pipe[:]); err != nil {
+		t.Fatal(err)
+	}
+	sock, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	memory, err := unix.MemfdCreate("x", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	event, err := unix.Eventfd(0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name string
+		fd   int
+		want int32
+	}{
+		{"a pipe", pipe[1], nothing}, {"a socket", sock, socket}, {"a memfd", memory, nothing}, {"an eventfd", event, nothing},
+		{"/dev/null", open("/dev/null"), nothing}, {"/proc", open("/proc/self/comm"), control}, {"/sys", open("/sys/kernel/btf/vmlinux"), control},
+		{"a file of the host", int(file.Fd()), outside}, {"no descriptor", 9999, none},
+	} {
+		if got := call(t, o.RunPlace, uint64(c.fd)); got != c.want {
+			t.Errorf("%s: %d, want %d", c.name, got, c.want)
+		}
+		if c.fd != 9999 && c.fd != int(file.Fd()) {
+			unix.Close(c.fd)
+		}
+	}
+	if got := call(t, o.RunShared); got != 1 {
+		t.Errorf("a Go program's threads share their descriptors; got %d", got)
+	}
+}
+
+func TestInodesAreNoted(t *testing.T) {
+	o := load(t)
+	read := func() (b FunctionsBox) {
+		t.Helper()
+		if err := o.Boxes.Lookup(uint32(0), &b); err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	if err := o.Boxes.Put(uint32(0), FunctionsBox{FirstNew: 1000}); err != nil {
+		t.Fatal(err)
+	}
+	call(t, o.RunNoteInode, 1000, 1)
+	if b := read(); b.Epoch != 0 {
+		t.Errorf("content of a new inode sets %#x", b.Epoch)
+	}
+	call(t, o.RunNoteInode, 1000, 0)
+	if b := read(); b.Epoch != 1<<11 || b.Turn != b.Epoch {
+		t.Errorf("metadata of a new inode sets %#x", b.Epoch)
+	}
+	for ino := range uint64(300) {
+		call(t, o.RunNoteInode, ino, 1)
+		call(t, o.RunNoteInode, ino, 1) // the same again needs no room
+	}
+	b := read()
+	if b.Epoch != 1<<11|1<<2 || b.Ninodes < 300 {
+		t.Errorf("flags %#x, %d inodes", b.Epoch, b.Ninodes)
+	}
+	for i, ino := range b.Inodes {
+		if ino != uint64(i) {
+			t.Fatalf("inode %d is noted as %d", i, ino)
+		}
+	}
+}
+
+func TestCallsOutOfTheTable(t *testing.T) {
+	o := load(t)
+	for nr, want := range map[uint64]int32{0: 0, 511: 511, 512: 0, math.MaxUint64: 0} {
+		if got := call(t, o.RunClassOf, nr); got != want {
+			t.Errorf("class of call %d is %d, want %d", nr, got, want)
+		}
+	}
+}
