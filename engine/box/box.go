@@ -1,12 +1,15 @@
 package box
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -228,7 +231,8 @@ func (b *box) orGone(err error) error {
 }
 
 // dyingPatience is how long processes that have ended, but still count, may take to be gone.
-const dyingPatience = 20 * time.Millisecond
+// A killed process gives back some GiB of memory a second before it is gone.
+const dyingPatience = 250 * time.Millisecond
 
 func (b *box) Survivors() ([]Proc, error) {
 	for began := time.Now(); ; time.Sleep(100 * time.Microsecond) {
@@ -241,14 +245,19 @@ func (b *box) Survivors() ([]Proc, error) {
 			return nil, nil
 		}
 		procs, err := b.processes()
-		if err != nil || len(procs) > 0 {
+		if err != nil || slices.ContainsFunc(procs, func(p Proc) bool { return !p.dying }) {
 			return procs, b.orGone(err)
 		}
-		// All that were listed have ended, maybe after they had started others: a
-		// chain of processes that fork and exit must not pass for none.
-		if time.Since(began) > dyingPatience {
-			return []Proc{{Cmdline: []byte("[processes that end as soon as they are looked at]")}}, nil
+		// All that were listed have ended, maybe after they had started others, or have
+		// been killed and are about to: a chain of processes that fork and exit must
+		// not pass for none.
+		if time.Since(began) < dyingPatience {
+			continue
 		}
+		if len(procs) == 0 {
+			procs = []Proc{{Cmdline: []byte("[processes that end as soon as they are looked at]")}}
+		}
+		return procs, nil
 	}
 }
 
@@ -264,6 +273,21 @@ func (b *box) processes() ([]Proc, error) {
 		}
 	}
 	return procs, nil
+}
+
+// exiting reports whether the kernel is taking a process down already.
+func exiting(pid int) bool {
+	const pfExiting = 0x4
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return true
+	}
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(fields) < 7 {
+		return false
+	}
+	flags, err := strconv.ParseUint(fields[6], 10, 32)
+	return err == nil && flags&pfExiting != 0
 }
 
 // readProc reads what a process says of itself; false if it ended meanwhile. One
@@ -285,8 +309,12 @@ func readProc(pid int) (Proc, bool) {
 			if f := strings.Fields(value); len(f) > 1 {
 				fmt.Sscan(f[1], &p.PID)
 			}
+		case "SigPnd", "ShdPnd":
+			pending, err := strconv.ParseUint(strings.TrimSpace(value), 16, 64)
+			p.dying = p.dying || err == nil && pending&(1<<(unix.SIGKILL-1)) != 0
 		}
 	}
+	p.dying = p.dying || exiting(pid)
 	if f, err := os.Open(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil {
 		buf := make([]byte, enough)
 		n, _ := f.Read(buf)

@@ -86,6 +86,7 @@ type Proc struct {
 	PID     int // in the box
 	HostPID int
 	Cmdline []byte
+	dying   bool // killed, and not gone yet
 }
 
 // Box is one live sandbox. Its methods are safe for concurrent use, but one

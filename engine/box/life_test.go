@@ -311,3 +311,23 @@ func removeGroups(t *testing.T, runDir, name string) {
 		t.Error(err)
 	}
 }
+
+// A turn that kills what survived leaves nothing, although the killed process
+// takes a moment to be gone: it runs no more of its program.
+func TestKilledSurvivorIsNone(t *testing.T) {
+	b := startBox(t, openHost(t))
+	for range 4 {
+		if err := b.BeginTurn(); err != nil {
+			t.Fatal(err)
+		}
+		// Much memory makes its end slow.
+		run(t, b, Command{Argv: []string{"bash", "-c", "x=$(head -c 10000000 /dev/zero | tr '\\0' x); while :; do read -t 1000 </dev/zero; done >/dev/null 2>&1 & echo $! >/tmp/pid"}})
+		if err := b.BeginTurn(); err != nil {
+			t.Fatal(err)
+		}
+		run(t, b, Command{Argv: []string{"bash", "-c", "kill -9 $(cat /tmp/pid)"}})
+		if left, err := b.Survivors(); err != nil || len(left) != 0 {
+			t.Fatalf("after the kill: %d survivors, %v", len(left), err)
+		}
+	}
+}
