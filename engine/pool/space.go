@@ -76,7 +76,7 @@ func (p *Btrfs) checkSpace() error {
 		return err
 	}
 	if free := u.Total - u.Used; free < u.LowWater {
-		p.sweep.pending() // the kernel gives back what was removed when it likes, unless it is hurried
+		p.sweep.hurry()
 		return poolFull("the pool in %s has %d MiB left, new work needs %d MiB free", filepath.Dir(p.root), free>>20, u.LowWater>>20)
 	}
 	return nil

@@ -149,6 +149,20 @@ func (s *sweeper) pending() int {
 	return n + left
 }
 
+// hurry ends the transaction, so that the kernel gives space back now: it takes one
+// until it removes a subvolume, and another until its blocks are free.
+func (s *sweeper) hurry() {
+	s.mu.Lock()
+	due := time.Since(s.hurried) > hurryEvery && !s.stopping
+	if due {
+		s.hurried = time.Now()
+	}
+	s.mu.Unlock()
+	if due {
+		btrfs.StartCommit(s.p.top) // only to be quicker
+	}
+}
+
 // stop finishes the queue.
 func (s *sweeper) stop() {
 	s.mu.Lock()
