@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev build test test-go test-python demo bench lint generate verify-generated \
-	check-imports check-docs check-acceptance sabotage clean corpus load
+	check-imports check-docs check-acceptance sabotage clean corpus load vm-test
 
 ENV := . scripts/env.sh;
 
@@ -39,6 +39,9 @@ corpus: ## random programs against an oracle, N turns: make corpus N=2000 (SEED=
 
 load: ## a minute of all the events that sandboxes can make (nightly)
 	@$(ENV) go test ./inspector -run '^TestLoad$$' -v -timeout 20m -args -load.for 1m
+
+vm-test: ## the inspector's root tests on Debian 12's own kernel, in an emulated machine (nightly)
+	@scripts/vm-test.sh
 
 lint: ## format, vet, staticcheck, shellcheck, ruff, mypy, words that have no place here
 	@scripts/lint.sh

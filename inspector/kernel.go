@@ -32,8 +32,10 @@ type Kernel struct {
 	objs  bpf.InspectorObjects
 	links []link.Link
 	progs []*ebpf.Program
-	mem   []byte
-	bases *bases
+	// absent are the optional tracepoints that this kernel doesn't have.
+	absent []string
+	mem    []byte
+	bases  *bases
 
 	missed atomic.Uint64 // recursion misses of the programs, as last read
 	gone   atomic.Uint64 // lost events of watches that are closed
@@ -93,18 +95,22 @@ func (k *Kernel) load() error {
 		return unsupported("its type information (BTF) can't be read", err)
 	}
 	for _, o := range optional {
-		var t *btf.Typedef
-		there := kernel.TypeByName("btf_trace_"+o.tracepoint, &t) == nil
+		there := hasTracepoint(kernel, o.tracepoint)
 		if err := spec.Variables[o.variable].Set(there); err != nil {
 			return fmt.Errorf("setting %s: %w", o.variable, err)
 		}
 		if !there {
+			k.absent = append(k.absent, o.tracepoint)
 			// The generated struct wants every program, so it stays as one that
 			// does nothing on a tracepoint that is there.
 			p := spec.Programs[o.program]
 			p.AttachTo = "sched_process_exit"
 			p.Instructions = inert()
 		}
+	}
+	// Before Linux 6.3 it had another name.
+	if !hasTracepoint(kernel, "io_uring_submit_req") {
+		spec.Programs[bpf.InspectorProgUring].AttachTo = "io_uring_submit_sqe"
 	}
 	if err := spec.LoadAndAssign(&k.objs, nil); err != nil {
 		return unsupported("it refuses the programs", err)
@@ -129,6 +135,11 @@ func (k *Kernel) load() error {
 		k.free = append(k.free, i)
 	}
 	return nil
+}
+
+func hasTracepoint(kernel *btf.Spec, name string) bool {
+	var t *btf.Typedef
+	return kernel.TypeByName("btf_trace_"+name, &t) == nil
 }
 
 func unsupported(why string, err error) error {
