@@ -42,6 +42,7 @@ var allowed = map[string][]string{
 var allowedInTests = map[string][]string{
 	"cmd":       {"benchmarks"},
 	"inspector": {"engine"},
+	"bpf":       {"internal"},
 }
 
 // Broken lists the imports that break the rule, one line each.
