@@ -68,6 +68,11 @@ func Open(ctx context.Context, o OpenOptions) (*Engine, error) {
 		return fail(fmt.Errorf("opening the pool: %w", err))
 	}
 	p.Pool = files
+	if usage, err := files.Usage(); err != nil {
+		return fail(fmt.Errorf("measuring the pool: %w", err))
+	} else if o.Limits.DiskBytes > usage.Total/4 {
+		o.Limits.DiskBytes = usage.Total / 4 // one sandbox can't fill a small pool
+	}
 	if p.Inspector, err = inspector.Open(inspector.Options{}); err != nil {
 		p.Inspector = nil
 		return fail(fmt.Errorf("opening the inspector: %w", err))

@@ -250,7 +250,7 @@ func (e *Engine) knownSetup(digest string) (ids.Node, bool) {
 }
 
 // runSetup runs the steps as turns of a tree of their own.
-func (e *Engine) runSetup(ctx context.Context, s Start, d tree.Defaults, steps []SetupStep, digest string) (ids.Node, error) {
+func (e *Engine) runSetup(ctx context.Context, s Start, d tree.Defaults, steps []SetupStep, digest string) (_ ids.Node, err error) {
 	d.Cwd = "/" // the tree's own folder may be what the set-up makes
 	made, err := e.CreateTree(ctx, NewTree{Start: s, Defaults: d, Labels: map[string]string{SetupLabel: digest[:16]}, WithSandbox: true}, nil)
 	if err != nil {
@@ -258,8 +258,15 @@ func (e *Engine) runSetup(ctx context.Context, s Start, d tree.Defaults, steps [
 	}
 	box := made.Sandbox.ID
 	defer func() {
-		if _, err := e.Release(context.WithoutCancel(ctx), []ids.Sandbox{box}); err != nil {
-			e.log.Error("releasing the sandbox of a set-up", "sandbox", box, "error", err)
+		ctx := context.WithoutCancel(ctx)
+		_, rerr := e.Release(ctx, []ids.Sandbox{box})
+		if err != nil { // nobody needs what it came to
+			_, _, cerr := e.CloseTree(ctx, made.Tree.ID)
+			_, perr := e.Prune(ctx, made.Root.ID, false, true)
+			rerr = errors.Join(rerr, cerr, perr)
+		}
+		if rerr != nil {
+			e.log.Error("clearing up after a set-up", "sandbox", box, "error", rerr)
 		}
 	}()
 	last := made.Root

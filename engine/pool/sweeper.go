@@ -2,9 +2,12 @@ package pool
 
 import (
 	"context"
+	"errors"
 	"os"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/boxwood-rl/boxwood/internal/btrfs"
 )
@@ -18,6 +21,7 @@ type sweeper struct {
 	mu       sync.Mutex
 	changed  sync.Cond // queue, busy or stopping
 	queue    []sweepItem
+	failed   []sweepItem // for lack of space, on a full pool
 	busy     bool
 	stopping bool
 	removed  []uint64 // perhaps not yet taken apart by the kernel, in this order
@@ -69,11 +73,14 @@ func (s *sweeper) run() {
 		s.queue = s.queue[1:]
 		s.busy = true
 		s.mu.Unlock()
-		id := s.remove(item)
+		id, err := s.remove(item)
 		s.mu.Lock()
 		s.busy = false
 		if id != 0 {
 			s.removed = append(s.removed, id)
+		}
+		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+			s.failed = append(s.failed, item)
 		}
 		s.changed.Broadcast()
 		if len(s.removed) >= full {
@@ -84,22 +91,34 @@ func (s *sweeper) run() {
 	}
 }
 
-// remove gives the id of what it removed, or 0. What can't be removed keeps its
-// name, and the next Open tries again.
-func (s *sweeper) remove(item sweepItem) uint64 {
+// remove gives the id of what it removed, or 0 if it is gone already. What can't be
+// removed keeps its name, and the next Open tries again; where only space was
+// lacking, retry does.
+func (s *sweeper) remove(item sweepItem) (uint64, error) {
 	f, err := os.Open(item.dir.Name() + "/" + item.name)
+	if errors.Is(err, os.ErrNotExist) {
+		return 0, nil
+	}
 	if err != nil {
-		return 0
+		return 0, err
 	}
 	id, err := btrfs.ID(f)
 	f.Close()
 	if err != nil {
-		return 0
+		return 0, err
 	}
 	if err := btrfs.Destroy(item.dir, item.name); err != nil {
-		return 0
+		return 0, err
 	}
-	return id
+	return id, nil
+}
+
+// retry puts what couldn't be removed in line again. The caller holds mu.
+func (s *sweeper) retry() {
+	if len(s.failed) > 0 {
+		s.queue, s.failed = append(s.queue, s.failed...), nil
+		s.changed.Broadcast()
+	}
 }
 
 // settle forgets the removed subvolumes that the kernel is done with, and says
@@ -134,13 +153,14 @@ func (s *sweeper) settle() int {
 func (s *sweeper) pending() int {
 	left := s.settle()
 	s.mu.Lock()
-	n := len(s.queue)
+	n := len(s.queue) + len(s.failed)
 	if s.busy {
 		n++
 	}
-	hurry := left > 0 && n == 0 && time.Since(s.hurried) > hurryEvery && !s.stopping
+	hurry := (left > 0 && n == 0 || len(s.failed) > 0) && time.Since(s.hurried) > hurryEvery && !s.stopping
 	if hurry {
 		s.hurried = time.Now()
+		s.retry()
 	}
 	s.mu.Unlock()
 	if hurry {
@@ -156,6 +176,7 @@ func (s *sweeper) hurry() {
 	due := time.Since(s.hurried) > hurryEvery && !s.stopping
 	if due {
 		s.hurried = time.Now()
+		s.retry()
 	}
 	s.mu.Unlock()
 	if due {

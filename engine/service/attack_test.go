@@ -506,7 +506,31 @@ func TestFullPool(t *testing.T) {
 	d.importRoot(t)
 	_, neighbour := d.newTree(t)
 	d.ok(t, neighbour.GetId(), "head -c 10M /dev/urandom > /root/kept")
-	_, hog := d.newTree(t)
+	// By default nobody gets that far.
+	start, bounded := d.newTree(t)
+	if o := d.run(t, bounded.GetId(), "head -c 300M /dev/urandom > /root/much").GetNode().GetObservation(); !strings.Contains(string(o.GetStderr()), "quota exceeded") {
+		t.Fatalf("one sandbox fills the pool: %s%s", o.GetStdout(), o.GetStderr())
+	}
+	if _, err := d.client.CloseTree(ctx(t), &boxwoodv1.CloseTreeRequest{TreeId: bounded.GetTreeId()}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.client.Prune(ctx(t), &boxwoodv1.PruneRequest{NodeId: start.GetId()}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "its bytes are back", func() bool {
+		i, err := d.client.GetInfo(ctx(t), &boxwoodv1.GetInfoRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return i.GetPoolBytesUsed() < 80<<20
+	})
+	made, err := d.client.CreateTree(ctx(t), &boxwoodv1.CreateTreeRequest{
+		Start: &boxwoodv1.CreateTreeRequest_Image{Image: "mini"}, WithSandbox: true,
+		Defaults: &boxwoodv1.Defaults{Limits: &boxwoodv1.Limits{DiskBytes: 4 << 30}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hog := made.GetSandbox()
 	full := d.run(t, hog.GetId(), "for ((i = 0; i < 100; i++)); do head -c 10M /dev/urandom > /root/$i || break; done; ls /root | wc -l").GetNode()
 	if o := full.GetObservation(); !strings.Contains(string(o.GetStderr()), "No space left") {
 		t.Fatalf("the pool isn't full: %s%s", o.GetStdout(), o.GetStderr())

@@ -54,7 +54,7 @@ func TestSetupRunsOnce(t *testing.T) {
 	}
 
 	req.Setup[0].Step.(*boxwoodv1.SetupStep_Command).Command = "echo broken >&2; exit 7"
-	before := len(d.list(t))
+	before, nodes := len(d.list(t)), d.nodes(t)
 	_, err := d.client.CreateTree(ctx(t), req)
 	if reason(err) != "setup_failed" || !strings.Contains(err.Error(), "broken") || !strings.Contains(err.Error(), "exit status 7") {
 		t.Fatalf("a set-up that fails: %v", err)
@@ -62,6 +62,18 @@ func TestSetupRunsOnce(t *testing.T) {
 	if after := len(d.list(t)); after != before {
 		t.Fatalf("a set-up that failed left %d sandboxes", after-before)
 	}
+	if after := d.nodes(t); after != nodes {
+		t.Fatalf("a set-up that failed left %d nodes", after-nodes)
+	}
+}
+
+func (d *daemon) nodes(t testing.TB) int64 {
+	t.Helper()
+	i, err := d.client.GetInfo(ctx(t), &boxwoodv1.GetInfoRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return i.GetNodes()
 }
 
 func (d *daemon) list(t testing.TB) []*boxwoodv1.Sandbox {
