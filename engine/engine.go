@@ -3,7 +3,7 @@
 // past node.
 //
 // The path of one turn, by file: turn.go (begin, exec, end: the node is written
-// and the reply goes out), capture.go (the shadow), fork.go (children of a
+// and the reply goes out; command.go and transfer.go are what a turn is made of), capture.go (the shadow), fork.go (children of a
 // node), rollback.go, trees.go (where trees start), sandbox.go (what is live:
 // locks, leases, release), restart.go (what is found after a crash).
 //

@@ -1,0 +1,159 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/boxwood-rl/boxwood/engine/box"
+	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/tree"
+)
+
+// transfer moves files into or out of a box. Its context ends with its turn or with
+// a release, whatever its client does.
+type transfer func(ctx context.Context, b box.Box) error
+
+// within runs one transfer as a step of an open turn or (turn empty) as a turn
+// of its own, whose result it returns.
+func (e *Engine) within(ctx context.Context, id ids.Sandbox, open ids.Turn, text string, commit Commit, do transfer) (*TurnResult, error) {
+	t, err := e.stepTurn(ctx, id, open)
+	if err != nil {
+		return nil, err
+	}
+	if err := t.step(ctx, text, do); err != nil {
+		if open == "" {
+			_, endErr := t.end(ctx, NodeInput{}, nil) // what it wrote before it failed is a change
+			err = errors.Join(err, endErr)
+		}
+		return nil, err
+	}
+	if open != "" {
+		return nil, nil
+	}
+	r, err := t.end(ctx, NodeInput{}, commit)
+	return &r, err
+}
+
+func (e *Engine) stepTurn(ctx context.Context, id ids.Sandbox, open ids.Turn) (*turn, error) {
+	if open == "" {
+		return e.begin(ctx, id, 0)
+	}
+	t, err := e.openTurn(open)
+	if err == nil && id != "" && t.s.id != id {
+		return nil, fault.New(fault.Invalid, "wrong_turn", "turn %s belongs to sandbox %s, not %s", open, t.s.id, id)
+	}
+	return t, err
+}
+
+func (t *turn) step(ctx context.Context, text string, do transfer) error {
+	t.one.Lock()
+	defer t.one.Unlock()
+	if t.ended || t.stopped() != 0 {
+		return errTurnOver(t.id)
+	}
+	stop := context.AfterFunc(ctx, func() { t.interrupt(tree.Stopped) })
+	defer stop()
+	t.noteText(text)
+	t.touched = true
+	return do(t.ctx, t.b.box)
+}
+
+// WriteFile writes or appends to a file of a sandbox.
+func (e *Engine) WriteFile(ctx context.Context, id ids.Sandbox, open ids.Turn, path string, content []byte, mode uint32, appendTo bool, commit Commit) (*TurnResult, error) {
+	text := fmt.Sprintf("# write %d bytes to %s", len(content), path)
+	return e.within(ctx, id, open, text, commit, func(ctx context.Context, b box.Box) error {
+		return b.WriteFile(ctx, path, content, mode, appendTo)
+	})
+}
+
+// Unpacked says what an upload brought.
+type Unpacked struct{ Entries, Bytes int64 }
+
+// Upload unpacks a tar stream below a folder of a sandbox.
+func (e *Engine) Upload(ctx context.Context, id ids.Sandbox, open ids.Turn, path string, r io.Reader, commit func(*tree.Tx, TurnResult, Unpacked) error) (*TurnResult, Unpacked, error) {
+	var u Unpacked
+	res, err := e.within(ctx, id, open, "# upload to "+path, func(tx *tree.Tx, r TurnResult) error { return commit(tx, r, u) }, func(ctx context.Context, b box.Box) (err error) {
+		// A client that stops sending in the middle must not hold up the turn's end.
+		pr, pw := io.Pipe()
+		go func() {
+			_, err := io.Copy(pw, r)
+			pw.CloseWithError(err)
+		}()
+		defer context.AfterFunc(ctx, func() { pw.CloseWithError(context.Cause(ctx)) })()
+		defer pr.Close()
+		u.Entries, u.Bytes, err = b.Unpack(ctx, path, pr)
+		return err
+	})
+	return res, u, err
+}
+
+// ReadFile reads from a file of a sandbox; it is no turn and changes nothing.
+func (e *Engine) ReadFile(ctx context.Context, id ids.Sandbox, open ids.Turn, path string, offset, limit int64) (content []byte, size int64, mode uint32, err error) {
+	err = e.reading(ctx, id, open, func(ctx context.Context, b box.Box) error {
+		content, size, mode, err = b.ReadFile(ctx, path, offset, limit)
+		return err
+	})
+	return content, size, mode, err
+}
+
+// Download packs a file or folder of a sandbox into a tar stream.
+func (e *Engine) Download(ctx context.Context, id ids.Sandbox, open ids.Turn, path string, w io.Writer) error {
+	// A client that stops reading in the middle holds up this call alone.
+	pr, pw := io.Pipe()
+	sent := make(chan error, 1)
+	go func() {
+		_, err := io.Copy(w, pr)
+		pr.CloseWithError(err)
+		sent <- err
+	}()
+	err := e.reading(ctx, id, open, func(ctx context.Context, b box.Box) error {
+		defer context.AfterFunc(ctx, func() { pr.CloseWithError(context.Cause(ctx)) })()
+		return b.Pack(ctx, path, pw)
+	})
+	pw.CloseWithError(err)
+	if serr := <-sent; err == nil {
+		err = serr
+	}
+	return err
+}
+
+// reading runs a read-only transfer inside an open turn or between turns.
+func (e *Engine) reading(ctx context.Context, id ids.Sandbox, open ids.Turn, do transfer) error {
+	if open != "" {
+		t, err := e.stepTurn(ctx, id, open)
+		if err != nil {
+			return err
+		}
+		t.one.Lock()
+		defer t.one.Unlock()
+		if t.ended {
+			return errTurnOver(open)
+		}
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(t.ctx, cancel)()
+		return do(ctx, t.b.box)
+	}
+	s, err := e.find(id)
+	if err != nil {
+		return err
+	}
+	if _, err := s.acquire(ctx, 0); err != nil {
+		return err
+	}
+	defer s.releaseSlot()
+	s.renew(0)
+	ctx, done := s.reading(ctx)
+	defer done()
+	s.mu.Lock()
+	b := s.body
+	s.mu.Unlock()
+	// A read that is cancelled is killed with its leaf, in which nothing else may be.
+	if err := b.box.BeginTurn(); err != nil {
+		return fmt.Errorf("reading from sandbox %s: %w", id, err)
+	}
+	return do(ctx, b.box)
+}
