@@ -26,10 +26,10 @@ func attrsOf(st *unix.Stat_t) attrs {
 	}
 }
 
-// inodes walks a listed tree and tells visit each inode with its directory and its
+// inodes walks a listed tree and tells visit each inode that is wanted with its directory and its
 // name in it (both empty: the top), not joined, since most are never named. Entries that vanished meanwhile are skipped: their going is an event that
 // the next barrier sees.
-func inodes(ctx context.Context, top string, f *folder, visit func(dir, name string, ino uint64, a attrs)) error {
+func inodes(ctx context.Context, top string, f *folder, wanted func(ino uint64) bool, visit func(dir, name string, ino uint64, a attrs)) error {
 	fd, err := unix.Open(top, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -40,10 +40,10 @@ func inodes(ctx context.Context, top string, f *folder, visit func(dir, name str
 		return err
 	}
 	visit("", "", st.Ino, attrsOf(&st))
-	return inodesBelow(ctx, fd, "", f, visit)
+	return inodesBelow(ctx, fd, "", f, wanted, visit)
 }
 
-func inodesBelow(ctx context.Context, fd int, path string, f *folder, visit func(string, string, uint64, attrs)) error {
+func inodesBelow(ctx context.Context, fd int, path string, f *folder, wanted func(uint64) bool, visit func(string, string, uint64, attrs)) error {
 	defer unix.Close(fd)
 	if err := ctx.Err(); err != nil {
 		return err
@@ -56,14 +56,16 @@ func inodesBelow(ctx context.Context, fd int, path string, f *folder, visit func
 			dir = f.subs[sub]
 			sub++
 		}
-		err := unix.Fstatat(fd, e.name, &st, unix.AT_SYMLINK_NOFOLLOW)
-		if err == unix.ENOENT {
-			continue
+		if wanted(e.ino) {
+			err := unix.Fstatat(fd, e.name, &st, unix.AT_SYMLINK_NOFOLLOW)
+			if err == unix.ENOENT {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			visit(path, e.name, st.Ino, attrsOf(&st))
 		}
-		if err != nil {
-			return err
-		}
-		visit(path, e.name, st.Ino, attrsOf(&st))
 		if dir == nil {
 			continue
 		}
@@ -74,7 +76,7 @@ func inodesBelow(ctx context.Context, fd int, path string, f *folder, visit func
 		if err != nil {
 			return err
 		}
-		if err := inodesBelow(ctx, child, path+"/"+e.name, dir, visit); err != nil {
+		if err := inodesBelow(ctx, child, path+"/"+e.name, dir, wanted, visit); err != nil {
 			return err
 		}
 	}

@@ -105,7 +105,7 @@ func (b *base) inodes(ctx context.Context, tree *folder) (map[uint64]attrs, erro
 		return b.attrs, nil
 	}
 	all := make(map[uint64]attrs, b.size.Load())
-	err := inodes(ctx, b.path, tree, func(_, _ string, ino uint64, a attrs) { all[ino] = a })
+	err := inodes(ctx, b.path, tree, func(uint64) bool { return true }, func(_, _ string, ino uint64, a attrs) { all[ino] = a })
 	if err != nil {
 		return nil, err
 	}

@@ -214,7 +214,8 @@ func (w *watch) compareAttrs(ctx context.Context, base, live *folder, times bool
 	}
 	w.files.metas = map[string]metadata{}
 	limit := int64(maxContent)
-	return inodes(ctx, w.subject.Upper, live, func(dir, name string, ino uint64, is attrs) {
+	older := func(ino uint64) bool { _, ok := old[ino]; return ok }
+	return inodes(ctx, w.subject.Upper, live, older, func(dir, name string, ino uint64, is attrs) {
 		was, ok := old[ino]
 		if !ok || is.ctime == was.ctime && is.ctime < w.began || is.mode&unix.S_IFMT == unix.S_IFCHR { // a whiteout's inode shows nowhere
 			return

@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/env.sh
-tests=${1:-'TestProbes$|TestEveryWayOfChangingIsSeen|TestTheFileSystemAlone|TestTheCallsAlone|TestBlinding|TestQuietTurnsAreNone|TestCopiesAreLookedAtAgain|TestVerdictLastsUntilTheNextEpoch|TestLossIsSeen|TestSandboxesDontMix|TestDeeperGroupsAreWatched|TestThisHostIsSupported|TestSurvivorStores'}
+tests=${1:-'TestProbes$|TestEveryWayOfChangingIsSeen|TestTheFileSystemAlone|TestTheCallsAlone|TestQuietTurnsAreNone|TestCopiesAreLookedAtAgain|TestVerdictLastsUntilTheNextEpoch|TestLossIsSeen|TestSandboxesDontMix|TestDeeperGroupsAreWatched|TestThisHostIsSupported|TestSurvivorStores'}
 for program in qemu-system-x86_64 busybox depmod; do
   command -v $program >/dev/null || {
     echo "vm-test: no $program: apt-get install qemu-system-x86 busybox-static kmod" >&2
@@ -72,7 +72,7 @@ timeout --kill-after=10 "${LIMIT:-2400}" qemu-system-x86_64 -accel tcg,thread=mu
   -nodefaults -serial stdio -kernel "$vm/kernel/boot/vmlinuz-$version" -initrd "$work/initrd" \
   -append "console=ttyS0 quiet panic=-1 cgroup_no_v1=all" \
   -virtfs local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap \
-  </dev/null | tr -d '\r' | tee "$work/log"
+  </dev/null | stdbuf -oL tr -d '\r' | tee "$work/log"
 # What that kernel hasn't got is skipped and says so; what the machine hasn't got would
 # make the run worthless.
 if grep -E 'test.go:[0-9]+: needs ' "$work/log"; then

@@ -348,7 +348,7 @@ W(instant) { int fd = rw("old"); for (int i = 0; i < 50; i++) { int p = vfork();
 W(deep_names) { char n[256]; memset(n, 'p', 255); n[255] = 0; n[9] = '\n'; n[10] = '\xfe'; for (int i = 0; i < 20; i++) { MUST(mkdir(n, 0700)); MUST(chdir(n)); } MUST(open("end", O_CREAT | O_RDWR, 0600)); }
 W(deep_names_gone) { deep_names(); char n[256]; memset(n, 'p', 255); n[255] = 0; n[9] = '\n'; n[10] = '\xfe'; MUST(unlink("end")); for (int i = 0; i < 20; i++) { MUST(chdir("..")); MUST(rmdir(n)); } }
 /* Goes on writing after its turn, faster than anyone can look. */
-W(late_writer) { int p[2]; MUST(pipe(p)); if (!fork()) { close(p[0]); setsid(); close(0); close(1); close(2); int fd = rw("old"); MUST(write(p[1], "x", 1)); for (;;) pwrite(fd, "l", 1, 5); } close(p[1]); char c; MUST(read(p[0], &c, 1)); }
+W(late_writer) { int p[2]; MUST(pipe(p)); if (!fork()) { close(p[0]); setsid(); close(0); close(1); close(2); int fd = rw("old"); MUST(pwrite(fd, "l", 1, 5)); MUST(write(p[1], "x", 1)); for (;;) pwrite(fd, "l", 1, 5); } close(p[1]); char c; MUST(read(p[0], &c, 1)); }
 
 /* ---- what a call costs: prints ns of getppid, of a write to a file, and to /dev/null ---- */
 static double now(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec * 1e9 + t.tv_nsec; }
