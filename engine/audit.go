@@ -11,11 +11,14 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/boxwood-rl/boxwood/engine/merged"
 	"github.com/boxwood-rl/boxwood/engine/stats"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/internal/kernelobjects"
+	"github.com/boxwood-rl/boxwood/internal/treewalk"
 	"github.com/boxwood-rl/boxwood/internal/wilson"
 	"github.com/boxwood-rl/boxwood/sched"
 	"github.com/boxwood-rl/boxwood/tree"
@@ -77,11 +80,34 @@ func (e *Engine) noteObjects(b *body) {
 	if e.cfg.Audit <= 0 || b.objects != nil {
 		return
 	}
-	objects, err := kernelobjects.Of(b.box.PID1())
+	objects, err := e.firstObjects(b)
 	if err != nil {
 		e.log.Warn("kernel objects can't be audited", "generation", b.gen, "error", err)
+		return
 	}
 	b.objects = objects
+}
+
+// firstObjects waits until pid 1 stands in its own root: a box is handed out while it
+// is still on its way there, and its mounts look different until then.
+func (e *Engine) firstObjects(b *body) ([]string, error) {
+	for range 1000 {
+		root, err := b.box.Root()
+		if err != nil {
+			return nil, err
+		}
+		var fs unix.Statfs_t
+		err = unix.Fstatfs(int(root.Fd()), &fs)
+		root.Close()
+		if err != nil {
+			return nil, err
+		}
+		if fs.Type == unix.OVERLAYFS_SUPER_MAGIC {
+			return kernelobjects.Of(b.box.PID1())
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return nil, fault.New(fault.Internal, "audit_root", "pid 1 isn't in its root after a second")
 }
 
 // submitAudit puts the audit of a turn in line that isn't captured.
@@ -173,10 +199,9 @@ func (e *Engine) compareHalves(ctx context.Context, b *body, n *tree.Node, was, 
 		if err != nil {
 			return nil, fmt.Errorf("reading kernel objects: %w", err)
 		}
-		for i, o := range objects {
-			if i >= len(b.objects) || b.objects[i] != o {
-				c.Process = append(c.Process, o)
-			}
+		c.Process = append(c.Process, treewalk.Diff(b.objects, objects, 20)...)
+		if len(c.Process) == 0 && len(objects) != len(b.objects) {
+			c.Process = append(c.Process, "kernel objects came or went that look like others")
 		}
 	}
 	if n.Verdict == tree.Process || n.Verdict == tree.Both || len(alive) > 0 {

@@ -28,7 +28,7 @@ func Of(pid1 int) (out []string, err error) {
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, string(data))
+		out = append(out, lines(name, data)...)
 	}
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid1))
 	if err != nil {
@@ -44,11 +44,19 @@ func Of(pid1 int) (out []string, err error) {
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread() // without an unlock: the thread ends with this function
-		lines, err := inside(pid1)
-		out = append(out, lines...)
+		found, err := inside(pid1)
+		out = append(out, found...)
 		done <- err
 	}()
 	return out, <-done
+}
+
+// lines of a file, each with its name before it, so that a difference is short.
+func lines(name string, data []byte) (out []string) {
+	for line := range strings.Lines(string(data)) {
+		out = append(out, name+": "+strings.TrimSpace(line))
+	}
+	return out
 }
 
 func inside(pid1 int) (out []string, err error) {
@@ -74,7 +82,7 @@ func inside(pid1 int) (out []string, err error) {
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return nil, err
 		}
-		out = append(out, path+"\n"+string(data))
+		out = append(out, lines(path, data)...)
 	}
 	queues, err := posixQueues()
 	if err != nil {
