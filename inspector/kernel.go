@@ -144,7 +144,7 @@ func hasTracepoint(kernel *btf.Spec, name string) bool {
 
 func unsupported(why string, err error) error {
 	return fault.New(fault.Unsupported, "inspector", "this kernel can't be watched: %s: %w", why, err).
-		WithHint("Boxwood needs root, BTF and raw tracepoints (Linux 6.6 or later is tested)")
+		WithHint("Boxwood needs root, BTF and raw tracepoints (Linux 6.1 and 6.18 are tested)")
 }
 
 // Supported says why this host can't be watched, or nil. It loads and attaches
