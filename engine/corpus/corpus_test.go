@@ -231,7 +231,7 @@ func (c *tally) judge(t *testing.T) {
 	}
 	t.Logf("%d rows, %d of them not reached:\n%s", len(c.rows), len(idle), &b)
 	share := float64(c.Unchanged) / float64(c.Turns)
-	if c.Turns >= 100 && (share < .4 || share > .6) {
+	if c.Turns >= 1000 && (share < .4 || share > .6) {
 		t.Errorf("%.0f %% of the turns changed nothing; the corpus should hold 40 to 60 %%", 100*share)
 	}
 }
