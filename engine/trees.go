@@ -109,10 +109,19 @@ func (e *Engine) CreateTree(ctx context.Context, n NewTree, commit func(*tree.Tx
 		_, err = e.Store.Update(ctx, func(tx *tree.Tx) error { return commit(tx, out) })
 	}
 	if err != nil {
-		_, _, cerr := e.CloseTree(context.WithoutCancel(ctx), out.Tree.ID)
-		return CreatedTree{}, errors.Join(err, cerr)
+		return CreatedTree{}, errors.Join(err, e.uproot(ctx, out.Tree))
 	}
 	return out, nil
+}
+
+// uproot removes a tree that nobody has heard of, with all that is in it.
+func (e *Engine) uproot(ctx context.Context, t *tree.Tree) error {
+	ctx = context.WithoutCancel(ctx)
+	if _, _, err := e.CloseTree(ctx, t.ID); err != nil {
+		return err
+	}
+	_, err := e.Prune(ctx, t.Root, false, true)
+	return err
 }
 
 // start finds the checkpoint that a tree starts from; nil means the image's base.
@@ -261,9 +270,7 @@ func (e *Engine) runSetup(ctx context.Context, s Start, d tree.Defaults, steps [
 		ctx := context.WithoutCancel(ctx)
 		_, rerr := e.Release(ctx, []ids.Sandbox{box})
 		if err != nil { // nobody needs what it came to
-			_, _, cerr := e.CloseTree(ctx, made.Tree.ID)
-			_, perr := e.Prune(ctx, made.Root.ID, false, true)
-			rerr = errors.Join(rerr, cerr, perr)
+			rerr = errors.Join(rerr, e.uproot(ctx, made.Tree))
 		}
 		if rerr != nil {
 			e.log.Error("clearing up after a set-up", "sandbox", box, "error", rerr)
