@@ -8,10 +8,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/boxwood-rl/boxwood/engine/merged"
 	"github.com/boxwood-rl/boxwood/engine/stats"
@@ -88,26 +87,40 @@ func (e *Engine) noteObjects(b *body) {
 	b.objects = objects
 }
 
-// firstObjects waits until pid 1 stands in its own root: a box is handed out while it
-// is still on its way there, and its mounts look different until then.
+// firstObjects waits until pid 1 stands in its own root and has let go of the one
+// before: a box is handed out while it is still on its way there, and its mounts look
+// different until then.
 func (e *Engine) firstObjects(b *body) ([]string, error) {
 	for range 1000 {
-		root, err := b.box.Root()
+		settled, err := inOwnRoot(b.box.PID1())
 		if err != nil {
 			return nil, err
 		}
-		var fs unix.Statfs_t
-		err = unix.Fstatfs(int(root.Fd()), &fs)
-		root.Close()
-		if err != nil {
-			return nil, err
-		}
-		if fs.Type == unix.OVERLAYFS_SUPER_MAGIC {
+		if settled {
 			return kernelobjects.Of(b.box.PID1())
 		}
 		time.Sleep(time.Millisecond)
 	}
 	return nil, fault.New(fault.Internal, "audit_root", "pid 1 isn't in its root after a second")
+}
+
+// inOwnRoot: the overlay is the only mount at "/". While the root before hangs on to
+// it, there are two.
+func inOwnRoot(pid int) (bool, error) {
+	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
+	if err != nil {
+		return false, err
+	}
+	roots, overlays := 0, 0
+	for line := range strings.Lines(string(mounts)) {
+		if f := strings.Fields(line); len(f) > 4 && f[4] == "/" {
+			roots++
+			if strings.Contains(line, " - overlay ") {
+				overlays++
+			}
+		}
+	}
+	return roots == 1 && overlays == 1, nil
 }
 
 // submitAudit puts the audit of a turn in line that isn't captured.
