@@ -456,8 +456,14 @@ func TestNextTurnIsInNoEarlierNode(t *testing.T) {
 	d := running(t)
 	_, sb := d.newTree(t)
 	var nodes []string
-	for i := range 12 {
-		nodes = append(nodes, d.run(t, sb.GetId(), fmt.Sprintf("echo %d > /root/f", i)).GetNode().GetId())
+	for i := range 6 {
+		// Much to flush, so that the capture is still at it when the next turn begins.
+		shell := fmt.Sprintf("echo %d > /root/f; head -c 20000000 /dev/urandom > /root/much", i)
+		r, err := d.tryRun(t, &boxwoodv1.RunTurnRequest{SandboxId: sb.GetId(), Command: &boxwoodv1.Command{Argv: [][]byte{[]byte("sh"), []byte("-c"), []byte(shell)}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		nodes = append(nodes, r.GetNode().GetId())
 	}
 	for i, n := range d.captured(t, nodes...) {
 		child := d.fork(t, n.GetId(), 1)[0]
