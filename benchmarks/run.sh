@@ -82,7 +82,7 @@ done
 case $name in
 fork)
   "$scratch/forkbench" -image bench:1 -spawn "$scratch/spawn" ${LONG:+-long}
-  "$python" "$here/first_true.py" --image bench:1 ${LONG:+--long}
+  "$python" "$here/fork_first_true.py" --image bench:1 ${LONG:+--long}
   ;;
 turn) "$python" "$here/turn.py" --image bench:1 --spawn "$scratch/spawn" ${LONG:+--long} ;;
 esac | tee "$scratch/lines"
