@@ -71,17 +71,9 @@ func (e *Engine) forkPoint(ctx context.Context, w Want) (point, error) {
 	if err := ids.Check(string(id), "nd_", "node"); err != nil {
 		return point{}, err
 	}
-	v := e.Store.View()
-	n, err := v.Node(id)
+	v, n, err := e.decidedNode(ctx, id)
 	if err != nil {
 		return point{}, err
-	}
-	if n.Capture == tree.Recorded {
-		waited, err := e.WaitCaptured(ctx, []ids.Node{id})
-		if err != nil {
-			return point{}, err
-		}
-		v, n = e.Store.View(), waited[0]
 	}
 	t, err := v.Tree(n.Tree)
 	if err != nil {
@@ -90,14 +82,34 @@ func (e *Engine) forkPoint(ctx context.Context, w Want) (point, error) {
 	if t.Closed {
 		return point{}, errClosed(t.ID).WithHint("start a new tree from the node: create_tree(node=%s)", n.ID)
 	}
-	if n.Capture == tree.Withheld {
-		return point{}, errWithheld(v, n)
-	}
-	ck, err := v.Checkpoint(n.Checkpoint)
+	ck, err := restorable(v, n)
 	if err != nil {
 		return point{}, err
 	}
 	return point{node: n, checkpoint: ck, tree: t}, nil
+}
+
+// decidedNode gives a node whose capture is over, waiting for it if need be.
+func (e *Engine) decidedNode(ctx context.Context, id ids.Node) (*tree.View, *tree.Node, error) {
+	v := e.Store.View()
+	n, err := v.Node(id)
+	if err != nil || decided(n) {
+		return v, n, err
+	}
+	if _, err := e.WaitCaptured(ctx, []ids.Node{id}); err != nil {
+		return nil, nil, err
+	}
+	v = e.Store.View()
+	n, err = v.Node(id)
+	return v, n, err
+}
+
+// restorable gives the checkpoint of a decided node.
+func restorable(v *tree.View, n *tree.Node) (*tree.Checkpoint, error) {
+	if n.Capture == tree.Withheld {
+		return nil, errWithheld(v, n)
+	}
+	return v.Checkpoint(n.Checkpoint)
 }
 
 // errWithheld says why a node can't be restored and from where one can go on.

@@ -126,35 +126,22 @@ func (e *Engine) uproot(ctx context.Context, t *tree.Tree) error {
 
 // start finds the checkpoint that a tree starts from; nil means the image's base.
 func (e *Engine) start(ctx context.Context, s Start) (*tree.Checkpoint, *tree.Image, error) {
-	v := e.Store.View()
 	if (s.Image != "") == (s.Node != "") {
 		return nil, nil, fault.New(fault.Invalid, "bad_start", "a tree starts from an image or from a node, and one of them must be named")
 	}
 	if s.Image != "" {
-		image, err := findImage(v, s.Image)
+		image, err := findImage(e.Store.View(), s.Image)
 		if fault.Is(err, fault.NotFound) {
 			return nil, nil, fault.New(fault.NotFound, "no_image", "no image %q", s.Image).
 				WithHint("`boxwood image list` shows what is there; `boxwood image import` brings more")
 		}
 		return nil, image, err
 	}
-	n, err := v.Node(s.Node)
+	v, n, err := e.decidedNode(ctx, s.Node)
 	if err != nil {
 		return nil, nil, err
 	}
-	if n.Capture == tree.Recorded {
-		if _, err := e.WaitCaptured(ctx, []ids.Node{n.ID}); err != nil {
-			return nil, nil, err
-		}
-		v = e.Store.View()
-		if n, err = v.Node(s.Node); err != nil {
-			return nil, nil, err
-		}
-	}
-	if n.Capture == tree.Withheld {
-		return nil, nil, errWithheld(v, n)
-	}
-	ck, err := v.Checkpoint(n.Checkpoint)
+	ck, err := restorable(v, n)
 	if err != nil {
 		return nil, nil, err
 	}

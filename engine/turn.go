@@ -217,22 +217,13 @@ func (t *turn) end(ctx context.Context, in NodeInput, commit Commit) (TurnResult
 	if err := in.check(); err != nil {
 		return TurnResult{}, err
 	}
-	t.ended = true
-	if t.expiry != nil {
-		t.expiry.Stop()
-	}
+	t.shut()
 	defer t.cancel()
 	ctx = context.WithoutCancel(ctx)
 	e, s, b := t.e, t.s, t.b
 	defer func() {
-		s.mu.Lock()
-		s.turn = nil
-		s.mu.Unlock()
-		e.mu.Lock()
-		delete(e.turns, t.id)
-		e.mu.Unlock()
 		s.renew(0)
-		s.releaseSlot()
+		t.leave()
 	}()
 	if t.stopped() != 0 {
 		// Whatever an interrupted turn left in the background goes, too.
@@ -377,15 +368,25 @@ func (t *turn) abandon() error {
 	if t.ended {
 		return nil
 	}
+	t.shut()
+	t.cancel()
+	defer t.leave()
+	if t.touched {
+		return t.e.drop(context.Background(), t.s, "failed turn")
+	}
+	return nil
+}
+
+// shut takes nothing more in. The caller holds one.
+func (t *turn) shut() {
 	t.ended = true
 	if t.expiry != nil {
 		t.expiry.Stop()
 	}
-	t.cancel()
-	var err error
-	if t.touched {
-		err = t.e.drop(context.Background(), t.s, "failed turn")
-	}
+}
+
+// leave gives the sandbox to whoever comes next.
+func (t *turn) leave() {
 	t.s.mu.Lock()
 	t.s.turn = nil
 	t.s.mu.Unlock()
@@ -393,7 +394,6 @@ func (t *turn) abandon() error {
 	delete(t.e.turns, t.id)
 	t.e.mu.Unlock()
 	t.s.releaseSlot()
-	return err
 }
 
 // BeginTurn opens a turn of several commands and transfers. It ends by itself,
