@@ -1,7 +1,6 @@
 package box
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -282,7 +281,7 @@ func exiting(pid int) bool {
 	if err != nil {
 		return true
 	}
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	fields := statFields(stat)
 	if len(fields) < 7 {
 		return false
 	}

@@ -102,12 +102,18 @@ type record struct {
 	Seed       string `json:"seed,omitempty"`
 }
 
-func parseStartTime(stat []byte) (uint64, error) {
+// statFields are those of /proc/PID/stat after the name, which may hold anything;
+// none if there is no name.
+func statFields(stat []byte) []string {
 	end := bytes.LastIndexByte(stat, ')')
 	if end < 0 {
-		return 0, errNoProcess
+		return nil
 	}
-	fields := strings.Fields(string(stat[end+1:]))
+	return strings.Fields(string(stat[end+1:]))
+}
+
+func parseStartTime(stat []byte) (uint64, error) {
+	fields := statFields(stat)
 	if len(fields) < 20 {
 		return 0, errNoProcess
 	}
