@@ -37,8 +37,8 @@ import (
 	"github.com/boxwood-rl/boxwood/tree"
 )
 
-// Importer imports into a pool. Imports that share layers with a RemoveLayers
-// are the caller's to keep apart.
+// Importer imports into a pool. To keep an import apart from the removal of layers
+// that it shares is the caller's part.
 type Importer struct {
 	Pool pool.Pool
 }
@@ -170,18 +170,6 @@ func (im *Importer) undo(ctx context.Context, added []ids.Layer) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// RemoveLayers removes those layers that nothing lies on any more.
-func (im *Importer) RemoveLayers(ctx context.Context, layers []ids.Layer) (freed int64, err error) {
-	for _, id := range slices.Backward(layers) {
-		n, rerr := im.Pool.RemoveLayer(ctx, id)
-		if rerr != nil && !fault.Is(rerr, fault.Precondition) {
-			err = errors.Join(err, rerr)
-		}
-		freed += n
-	}
-	return freed, err
 }
 
 // add extracts a layer, and compares what it read with the layer's id.
