@@ -6,8 +6,8 @@
 # The oldest tools are used whose output all supported runtimes read: gencode of
 # protobuf 5.27, grpc 1.66. protobuf runtimes refuse gencode two major versions
 # older than themselves by a check in the generated file, although its format has
-# not changed since 4.21; the check is taken out below, and `make test-python-matrix`
-# runs the tests with the oldest and the newest runtime instead.
+# not changed since 4.21; the check is taken out below. The tests run with the
+# runtime that scripts/requirements.txt pins; older ones are declared, not run.
 set -eu
 
 here=$(cd "$(dirname "$0")/.." && pwd)
