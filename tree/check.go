@@ -34,6 +34,9 @@ func (s *Store) Check(ctx context.Context) (wrong []string, err error) {
 			return same(c, checkpointRows, layoutCheckpoint, c.Checkpoints(), func(k *Checkpoint) string { return string(k.ID) })
 		},
 		func() error {
+			return same(c, processRows, layoutProcess, c.Processes(), func(p *ProcessState) string { return string(p.ID) })
+		},
+		func() error {
 			return same(c, sandboxRows, layoutSandbox, c.Sandboxes(), func(x *Sandbox) string { return string(x.ID) })
 		},
 		func() error {
@@ -197,6 +200,18 @@ func (c *checker) references() {
 	for k := range c.Checkpoints() {
 		if _, used := find[Node](c.reader, nodes, byCheckpoint, key(k.ID)); !used {
 			c.say("checkpoint %s has no node", k.ID)
+		}
+		if k.State != "" {
+			if p, err := c.Process(k.State); err != nil {
+				c.say("checkpoint %s: %v", k.ID, err)
+			} else if p.Condemned {
+				c.say("process state %s is condemned, and checkpoint %s has it", p.ID, k.ID)
+			}
+		}
+	}
+	for p := range c.Processes() {
+		if _, used := find[Checkpoint](c.reader, checkpoints, byState, key(p.ID)); !used && !p.Condemned {
+			c.say("process state %s has no checkpoint", p.ID)
 		}
 	}
 	for s := range c.Sandboxes() {

@@ -70,6 +70,7 @@ func layouts() []layoutTest {
 		layoutOf("node", layoutNode, nodeFields...),
 		layoutOf("detail", layoutDetail, detailFields...),
 		layoutOf("checkpoint", layoutCheckpoint),
+		layoutOf("process", layoutProcess),
 		layoutOf("sandbox", layoutSandbox),
 		layoutOf("image", layoutImage),
 		layoutOf("setup", layoutSetup),
@@ -170,6 +171,32 @@ func TestFormatIsGolden(t *testing.T) {
 				t.Errorf("decoded as\n%+v, %v", v, err)
 			}
 		})
+	}
+}
+
+// If it fails, what an older program wrote is read as something else.
+func TestOlderFormatsAreRead(t *testing.T) {
+	for version := 1; version < formatVersion; version++ {
+		for _, l := range layouts() {
+			text, err := os.ReadFile(filepath.Join("testdata", fmt.Sprintf("v%d-%s.hex", version, l.name)))
+			if os.IsNotExist(err) {
+				continue // a record that format didn't have
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			old, err := hex.DecodeString(strings.ReplaceAll(string(text), "\n", ""))
+			if err != nil {
+				t.Fatal(err)
+			}
+			v, err := l.decode(old)
+			if err != nil {
+				t.Fatalf("%s of format %d: %v", l.name, version, err)
+			}
+			if again := l.encode(v); !bytes.Equal(again, old) {
+				t.Errorf("%s of format %d was\n%x and is written back as\n%x", l.name, version, old, again)
+			}
+		}
 	}
 }
 

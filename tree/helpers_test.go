@@ -178,6 +178,9 @@ func frozen(t testing.TB, s *Store) map[string]string {
 	for x := range v.Checkpoints() {
 		m["c"+string(x.ID)] = string(encode(x, layoutCheckpoint)) + fmt.Sprint(idsOf(v.CheckpointUsers(x.ID)))
 	}
+	for x := range v.Processes() {
+		m["o"+string(x.ID)] = string(encode(x, layoutProcess))
+	}
 	for x := range v.Sandboxes() {
 		m["s"+string(x.ID)] = string(encode(x, layoutSandbox))
 	}

@@ -113,6 +113,19 @@ func layoutCheckpoint(c *coder, k *Checkpoint) {
 	signed(c, 9, &k.FreezeFor)
 	c.flag(10, &k.Proven)
 	unsigned(c, 11, &k.ModifyIndex)
+	text(c, 12, &k.State) // since format 2
+}
+
+func layoutProcess(c *coder, p *ProcessState) {
+	text(c, 1, &p.ID)
+	unsigned(c, 2, &p.Kind)
+	text(c, 3, &p.Digest)
+	signed(c, 4, &p.Bytes)
+	text(c, 5, &p.Kernel)
+	text(c, 6, &p.Program)
+	c.instant(7, &p.CreatedAt)
+	c.flag(8, &p.Condemned)
+	unsigned(c, 9, &p.ModifyIndex)
 }
 
 func layoutSeal(c *coder, s *Seal) {

@@ -23,6 +23,7 @@ func load(log *disk) (*instant, error) {
 		rowsOf(l, treeRows, trees, layoutTree, func(t *Tree) { l.add(trees, "") }),
 		rowsOf(l, nodeRows, nodes, layoutNode, func(n *Node) { l.share(n); l.add(nodes, n.Tree) }),
 		rowsOf(l, checkpointRows, checkpoints, layoutCheckpoint, func(k *Checkpoint) { l.add(checkpoints, k.Tree) }),
+		rowsOf(l, processRows, processes, layoutProcess, func(*ProcessState) {}),
 		rowsOf(l, sandboxRows, sandboxes, layoutSandbox, func(s *Sandbox) { l.add(sandboxes, s.Tree) }),
 		rowsOf(l, imageRows, images, layoutImage, func(*Image) { l.add(images, "") }),
 		rowsOf(l, setupRows, setups, layoutSetup, func(*Setup) {}),

@@ -27,6 +27,7 @@ const (
 	nodeRows       rows = 'n' // node id       -> layoutNode
 	detailRows     rows = 'd' // node id       -> layoutDetail
 	checkpointRows rows = 'c' // checkpoint id -> layoutCheckpoint
+	processRows    rows = 'o' // process id    -> layoutProcess
 	sandboxRows    rows = 's' // sandbox id    -> layoutSandbox
 	imageRows      rows = 'i' // digest        -> layoutImage
 	setupRows      rows = 'u' // digest        -> layoutSetup
@@ -37,8 +38,11 @@ const (
 )
 
 // formatVersion is raised when an older program would misread what a newer one
-// writes. Version 1 is the first.
-const formatVersion = 1
+// writes: opening an older log signs it with this one.
+//
+//	1  the first
+//	2  process states; a checkpoint names one
+const formatVersion = 2
 
 var (
 	formatKey  = rowKey(metaRows, "format")
@@ -155,6 +159,11 @@ func (d *disk) checkFormat() error {
 	v, n := binary.Uvarint(b)
 	if n <= 0 || n != len(b) || v == 0 {
 		return fault.New(fault.DataLoss, "log_damaged", "the log in %s has no readable format version", d.dir)
+	}
+	if v < formatVersion { // all that it has is read as it is
+		batch := d.db.NewBatch()
+		_ = batch.Set(formatKey, varint(formatVersion), nil)
+		return d.commit(batch)
 	}
 	if v > formatVersion {
 		return fault.New(fault.Unsupported, "newer_format",

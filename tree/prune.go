@@ -128,6 +128,19 @@ func (tx *Tx) FinishRemoval(gone []ids.Snapshot) error {
 	return nil
 }
 
+// FinishProcessRemoval strikes condemned process states off: their content is
+// gone. What isn't condemned, or isn't there, is no error and stays.
+func (tx *Tx) FinishProcessRemoval(gone []ids.Process) error {
+	tx.removes = true
+	for _, id := range gone {
+		if p, ok := find[ProcessState](tx.reader, processes, byID, key(id)); ok && p.Condemned {
+			tx.step()
+			remove(tx, processes, processRows, string(id), p)
+		}
+	}
+	return nil
+}
+
 // remember keeps what was removed for watchers that come back, and forgets the
 // oldest beyond MaxRemovals; the horizon is the last index forgotten.
 func (tx *Tx) remember(r removal) {

@@ -178,6 +178,9 @@ type Checkpoint struct {
 	Snapshot ids.Snapshot
 	Seal     Seal
 	Process  ProcessKind
+	// State is the saved process half; none if Process is Empty. Checkpoints between
+	// which the files alone changed share one.
+	State ids.Process
 	// Bytes that only this snapshot holds, where the pool can tell; else 0.
 	Bytes     int64
 	CreatedAt time.Time
@@ -193,6 +196,24 @@ type Seal struct {
 	UUID       string
 	Generation uint64
 	Layers     []ids.Layer
+}
+
+// ProcessState is a saved process half, of kind Shells or Dump; Empty needs none.
+// Its content lies outside the store, with whoever saved it.
+type ProcessState struct {
+	ID     ids.Process
+	Kind   ProcessKind
+	Digest string // sha256 of the content, in hex
+	Bytes  int64  // of the content
+	// What the content was made under, as far as it can be read by the same only: the
+	// kernel's release, and CRIU's version or that of the shell.
+	Kernel, Program string
+	CreatedAt       time.Time
+	// Condemned: no checkpoint has it any more, and its content is still to be
+	// removed. Set by the store.
+	Condemned bool
+
+	ModifyIndex uint64
 }
 
 // SandboxState is where a sandbox is in its life.

@@ -13,6 +13,7 @@ const (
 	trees       = "trees"
 	nodes       = "nodes"
 	checkpoints = "checkpoints"
+	processes   = "processes"
 	sandboxes   = "sandboxes"
 	images      = "images"
 	setups      = "setups"
@@ -30,16 +31,18 @@ const (
 	byPayload    = "payload"
 	byNode       = "node"
 	bySnapshot   = "snapshot"
+	byState      = "state"
 	byImage      = "image"
 	byName       = "name"
 	byAge        = "age"
 	pending      = "pending"
+	byCondemned  = "condemned"
 )
 
 func schema() *memdb.DBSchema {
 	s := &memdb.DBSchema{Tables: map[string]*memdb.TableSchema{}}
 	for _, t := range []*memdb.TableSchema{
-		treeSchema(), nodeSchema(), checkpointSchema(), sandboxSchema(), imageSchema(),
+		treeSchema(), nodeSchema(), checkpointSchema(), processSchema(), sandboxSchema(), imageSchema(),
 		setupSchema(), replySchema(), condemnedSchema(), removalSchema(), countSchema(), markSchema(),
 	} {
 		s.Tables[t.Name] = t
@@ -89,6 +92,21 @@ func checkpointSchema() *memdb.TableSchema {
 		many(byTree, func(k *Checkpoint) []byte { return key(k.Tree) }),
 		// A snapshot is condemned once no checkpoint has it.
 		many(bySnapshot, func(k *Checkpoint) []byte { return optional(k.Snapshot) }),
+		// The same for the process half; most checkpoints have none.
+		many(byState, func(k *Checkpoint) []byte { return optional(k.State) }),
+	)
+}
+
+func processSchema() *memdb.TableSchema {
+	return tableOf(processes,
+		identity[ProcessState](),
+		// What is still to be removed; nearly always nearly empty.
+		unique(byCondemned, func(p *ProcessState) []byte {
+			if !p.Condemned {
+				return nil
+			}
+			return key(p.ID)
+		}),
 	)
 }
 
@@ -169,6 +187,8 @@ func rowID(row any) []byte {
 	case *Node:
 		return key(r.ID)
 	case *Checkpoint:
+		return key(r.ID)
+	case *ProcessState:
 		return key(r.ID)
 	case *Sandbox:
 		return key(r.ID)

@@ -293,6 +293,26 @@ func TestNewerFormatIsRefused(t *testing.T) {
 	wantFault(t, err, fault.Unsupported, "newer_format")
 }
 
+// If it fails, an older program opens a log in which it doesn't see everything.
+func TestOlderFormatIsSigned(t *testing.T) {
+	o := memory()
+	s := mustOpen(t, "state", o)
+	tr := mustTree(t, s)
+	b := s.log.db.NewBatch()
+	_ = b.Set(formatKey, varint(1), nil)
+	if err := s.log.commit(b); err != nil {
+		t.Fatal(err)
+	}
+	mustClose(t, s)
+	s = mustOpen(t, "state", o)
+	if _, err := s.View().Tree(tr.ID); err != nil {
+		t.Error(err)
+	}
+	if v, err := s.log.number(formatKey); err != nil || v != formatVersion {
+		t.Errorf("the log has format %d, %v; want %d", v, err, formatVersion)
+	}
+}
+
 func TestDamagedRowIsNamed(t *testing.T) {
 	o := memory()
 	s := mustOpen(t, "state", o)

@@ -26,6 +26,7 @@ type Tx struct {
 	// What may have lost its last user, looked at by settle.
 	loose         []ids.Checkpoint
 	looseSnaps    []ids.Snapshot
+	looseStates   []ids.Process
 	loosePayloads []string
 
 	pruned []*Pruned // told by settle what went with their nodes
@@ -274,6 +275,9 @@ func (tx *Tx) PutCheckpoint(k Checkpoint) error {
 		if old.Snapshot != k.Snapshot && old.Snapshot != "" {
 			tx.looseSnaps = append(tx.looseSnaps, old.Snapshot)
 		}
+		if old.State != k.State && old.State != "" {
+			tx.looseStates = append(tx.looseStates, old.State)
+		}
 		if old.Tree != k.Tree {
 			return invalid("checkpoint %s is of tree %s", k.ID, old.Tree)
 		}
@@ -283,9 +287,39 @@ func (tx *Tx) PutCheckpoint(k Checkpoint) error {
 	if d, ok := find[condemned](tx.reader, doomed, byID, key(k.Snapshot)); ok {
 		return fault.New(fault.Precondition, "snapshot_condemned", "snapshot %s is being removed", d.Snapshot)
 	}
+	if (k.State == "") != (k.Process != Shells && k.Process != Dump) {
+		return invalid("checkpoint %s has process state %q, and its kind is %d", k.ID, k.State, k.Process)
+	}
+	if k.State != "" {
+		p, err := tx.Process(k.State)
+		switch {
+		case err != nil:
+			return err
+		case p.Condemned:
+			return fault.New(fault.Precondition, "process_condemned", "process state %s is being removed", p.ID)
+		case p.Kind != k.Process:
+			return invalid("checkpoint %s has kind %d, and its process state %s is of kind %d", k.ID, k.Process, p.ID, p.Kind)
+		}
+	}
 	k.ModifyIndex = tx.step()
 	put(tx, checkpoints, checkpointRows, string(k.ID), &k, layoutCheckpoint)
 	tx.loose = append(tx.loose, k.ID)
+	return nil
+}
+
+// PutProcess makes or changes a process state. One that no checkpoint has when the
+// change ends is condemned.
+func (tx *Tx) PutProcess(p ProcessState) error {
+	if p.ID == "" || p.Kind != Shells && p.Kind != Dump || p.Digest == "" {
+		return invalid("a process state needs an id, a digest and a kind that has content")
+	}
+	if old, ok := find[ProcessState](tx.reader, processes, byID, key(p.ID)); ok && old.Condemned {
+		return fault.New(fault.Precondition, "process_condemned", "process state %s is being removed", p.ID)
+	}
+	p.Condemned = false
+	p.ModifyIndex = tx.step()
+	put(tx, processes, processRows, string(p.ID), &p, layoutProcess)
+	tx.looseStates = append(tx.looseStates, p.ID)
 	return nil
 }
 
@@ -413,8 +447,8 @@ func (tx *Tx) hasPayload(digest string) bool {
 	return false
 }
 
-// settle drops what has no user at the end of the change: checkpoints,
-// snapshots (condemned, as their file state is the caller's to remove), payloads.
+// settle drops what has no user at the end of the change: checkpoints, snapshots and
+// process states (condemned, as what they stand for is the caller's to remove), payloads.
 func (tx *Tx) settle() {
 	for _, id := range tx.loose {
 		k, ok := find[Checkpoint](tx.reader, checkpoints, byID, key(id))
@@ -433,6 +467,19 @@ func (tx *Tx) settle() {
 		if k.Snapshot != "" {
 			tx.looseSnaps = append(tx.looseSnaps, k.Snapshot)
 		}
+		if k.State != "" {
+			tx.looseStates = append(tx.looseStates, k.State)
+		}
+	}
+	for _, id := range tx.looseStates {
+		_, used := find[Checkpoint](tx.reader, checkpoints, byState, key(id))
+		p, known := find[ProcessState](tx.reader, processes, byID, key(id))
+		if used || !known || p.Condemned {
+			continue
+		}
+		d := *p
+		d.Condemned, d.ModifyIndex = true, tx.step()
+		put(tx, processes, processRows, string(id), &d, layoutProcess)
 	}
 	for _, id := range tx.looseSnaps {
 		_, used := find[Checkpoint](tx.reader, checkpoints, bySnapshot, key(id))

@@ -150,6 +150,21 @@ func (r reader) CheckpointUsers(id ids.Checkpoint) iter.Seq[*Node] {
 	return scan[Node](r, nodes, byCheckpoint, key(id))
 }
 
+// Process is a saved process state; a condemned one, too.
+func (r reader) Process(id ids.Process) (*ProcessState, error) {
+	return get[ProcessState](r, processes, "process state", string(id))
+}
+
+func (r reader) Processes() iter.Seq[*ProcessState] {
+	return scan[ProcessState](r, processes, byID, nil)
+}
+
+// CondemnedProcesses are those that no checkpoint has any more and whose content
+// the caller has yet to remove; FinishProcessRemoval strikes them off.
+func (r reader) CondemnedProcesses() iter.Seq[*ProcessState] {
+	return scan[ProcessState](r, processes, byCondemned, nil)
+}
+
 func (r reader) Sandbox(id ids.Sandbox) (*Sandbox, error) {
 	return get[Sandbox](r, sandboxes, "sandbox", string(id))
 }

@@ -21,6 +21,7 @@ type (
 	Node       string // nd_
 	Checkpoint string // ck_
 	Snapshot   string // sn_
+	Process    string // ps_: a saved process state
 	Sandbox    string // sb_
 	Generation string // gn_: one materialised sandbox
 	Turn       string // tn_: an open turn
@@ -43,6 +44,7 @@ func NewTree() Tree             { return Tree(next("tr_")) }
 func NewNode() Node             { return Node(next("nd_")) }
 func NewCheckpoint() Checkpoint { return Checkpoint(next("ck_")) }
 func NewSnapshot() Snapshot     { return Snapshot(next("sn_")) }
+func NewProcess() Process       { return Process(next("ps_")) }
 func NewSandbox() Sandbox       { return Sandbox(next("sb_")) }
 func NewGeneration() Generation { return Generation(next("gn_")) }
 func NewTurn() Turn             { return Turn(next("tn_")) }
