@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 
@@ -33,8 +34,10 @@ func (e *Engine) writeBirth(b *body, rec *tree.Sandbox) error {
 	return os.WriteFile(e.birthPath(b.gen), text, 0o600)
 }
 
-func (e *Engine) readBirth(gen ids.Generation) (f birthFile, err error) {
-	text, err := os.ReadFile(e.birthPath(gen))
+func (e *Engine) readBirth(gen ids.Generation) (birthFile, error) { return readBirth(e.boxDir(), gen) }
+
+func readBirth(dir string, gen ids.Generation) (f birthFile, err error) {
+	text, err := os.ReadFile(filepath.Join(dir, string(gen)))
 	if err != nil {
 		return f, err
 	}
@@ -86,4 +89,29 @@ func (e *Engine) removeBirths(keep map[ids.Generation]bool) {
 			e.removeBirth(gen)
 		}
 	}
+}
+
+// Birth is what the run folder says of a body whose daemon isn't running.
+type Birth struct {
+	Path       string
+	Generation ids.Generation
+	Sandbox    tree.Sandbox
+	Box        []byte // its record; see box.Standing
+	Err        error  // the file isn't one
+}
+
+// Births reads what bodies have in a run folder.
+func Births(runDir string) ([]Birth, error) {
+	dir := filepath.Join(runDir, "births")
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	out := make([]Birth, len(entries))
+	for i, d := range entries {
+		gen := ids.Generation(d.Name())
+		f, err := readBirth(dir, gen)
+		out[i] = Birth{Path: filepath.Join(dir, d.Name()), Generation: gen, Sandbox: f.Sandbox, Box: f.Box, Err: err}
+	}
+	return out, err
 }

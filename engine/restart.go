@@ -78,6 +78,7 @@ func (e *Engine) reconcile(ctx context.Context) error {
 		return fmt.Errorf("recording what the restart found: %w", err)
 	}
 	e.removeCondemned(ctx)
+	e.removeStrayLayers(ctx)
 	e.removeBirths(adopted)
 	for _, n := range again {
 		s := recapture[n.ID]
@@ -88,6 +89,30 @@ func (e *Engine) reconcile(ctx context.Context) error {
 			"captures_again", len(again), "captures_lost", len(withheld), "file_state_removed", removed)
 	}
 	return nil
+}
+
+// removeStrayLayers removes what an import left that was cut off before its image
+// was on record.
+func (e *Engine) removeStrayLayers(ctx context.Context) {
+	v := e.Store.View()
+	needed := map[ids.Layer]bool{}
+	for i := range v.Images() {
+		for _, l := range i.Layers {
+			needed[l] = true
+		}
+	}
+	layers, err := e.Pool.Layers()
+	if err != nil {
+		e.log.Error("listing the pool's layers", "error", err)
+	}
+	for _, l := range layers {
+		if needed[l] {
+			continue
+		}
+		if _, err := e.Pool.RemoveLayer(ctx, l); err != nil { // below a snapshot: its image was lost
+			e.log.Warn("removing a layer that no image has", "layer", l, "error", err)
+		}
+	}
 }
 
 // adopt takes over a sandbox that is exactly as its record says.

@@ -16,17 +16,35 @@ import (
 // which outlives the daemon, so that the next one on the same state folder finds it.
 // Without such a tmpfs it lies in the state folder.
 func chooseRunDir(state string) string {
+	places := runDirs(state)
+	for _, dir := range places[:len(places)-1] {
+		if onTmpfs(filepath.Dir(dir)) && ownFolder(dir) {
+			return dir
+		}
+	}
+	return places[len(places)-1]
+}
+
+// runDirs are the places for it, best first.
+func runDirs(state string) []string {
 	if real, err := filepath.EvalSymlinks(state); err == nil {
 		state = real
 	}
 	sum := sha256.Sum256([]byte(state))
 	name := "boxwood-" + hex.EncodeToString(sum[:6])
-	for _, top := range []string{"/run", "/dev/shm"} {
-		if dir := filepath.Join(top, name); onTmpfs(top) && ownFolder(dir) {
+	return []string{filepath.Join("/run", name), filepath.Join("/dev/shm", name), filepath.Join(state, "run")}
+}
+
+// FindRunDir is the run folder that a daemon on this state folder has left, or the
+// one that it would make; it makes none.
+func FindRunDir(state string) string {
+	places := runDirs(state)
+	for _, dir := range places {
+		if _, err := os.Lstat(filepath.Join(dir, "boxes")); err == nil {
 			return dir
 		}
 	}
-	return filepath.Join(state, "run")
+	return places[0]
 }
 
 // onTmpfs goes by what is mounted, so that each daemon on a host chooses alike.

@@ -104,7 +104,7 @@ into live sandboxes in milliseconds.`,
 	root.AddGroup(&cobra.Group{ID: "host", Title: "On the host:"}, &cobra.Group{ID: "grow", Title: "Growing trees:"},
 		&cobra.Group{ID: "look", Title: "Looking at them:"})
 	for group, commands := range map[string][]*cobra.Command{
-		"host": {a.serveCommand(), a.doctorCommand(), a.imageCommand(), a.versionCommand()},
+		"host": {a.serveCommand(), a.doctorCommand(), a.checkCommand(), a.imageCommand(), a.versionCommand()},
 		"grow": {a.runCommand(), a.execCommand(), a.forkCommand(), a.rollbackCommand(), a.releaseCommand(), a.sandboxCommand(),
 			a.annotateCommand(), a.pruneCommand(), a.pinCommand(), a.unpinCommand(), a.replayCommand()},
 		"look": {a.treeCommand(), a.nodeCommand(), a.statsCommand()},

@@ -50,6 +50,17 @@ func (p *Btrfs) HasLayer(id ids.Layer) bool {
 	return err == nil
 }
 
+func (p *Btrfs) Layers() ([]ids.Layer, error) { return layersIn(p.layers) }
+
+func layersIn(dir *os.File) ([]ids.Layer, error) {
+	names, err := listed[string](dir)
+	layers := make([]ids.Layer, len(names))
+	for i, name := range names {
+		layers[i] = ids.Layer("sha256:" + name)
+	}
+	return layers, err
+}
+
 func (p *Btrfs) AddLayer(ctx context.Context, id ids.Layer, fill func(dir string) error) (err error) {
 	name, err := layerName(id)
 	if err != nil {

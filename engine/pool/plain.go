@@ -83,6 +83,15 @@ func (p *Plain) HasLayer(id ids.Layer) bool {
 	return err == nil && exists(p.path("layers", name))
 }
 
+func (p *Plain) Layers() ([]ids.Layer, error) {
+	dir, err := os.Open(p.path("layers"))
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	return layersIn(dir)
+}
+
 func (p *Plain) AddLayer(ctx context.Context, id ids.Layer, fill func(dir string) error) error {
 	name, err := layerName(id)
 	if err != nil {

@@ -29,6 +29,8 @@ import (
 type Pool interface {
 	// HasLayer reports whether a layer is complete.
 	HasLayer(id ids.Layer) bool
+	// Layers lists the complete ones, in no order.
+	Layers() ([]ids.Layer, error)
 	// AddLayer makes a layer: fill writes into dir, which becomes the layer if
 	// fill returns nil and is removed if not. Two calls for one id make one layer.
 	AddLayer(ctx context.Context, id ids.Layer, fill func(dir string) error) error

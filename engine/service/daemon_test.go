@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/boxwood-rl/boxwood/engine"
+	"github.com/boxwood-rl/boxwood/engine/check"
 	"github.com/boxwood-rl/boxwood/internal/miniroot"
 	"github.com/boxwood-rl/boxwood/internal/testenv"
 	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
@@ -42,7 +43,10 @@ func TestMain(m *testing.M) {
 		os.Exit(0)
 	}
 	code := m.Run()
-	shared.stop()
+	for _, f := range shared.stop() {
+		fmt.Fprintln(os.Stderr, "check of the shared daemon's state:", f)
+		code = max(code, 1)
+	}
 	os.Exit(code)
 }
 
@@ -139,8 +143,29 @@ func stateDir(t testing.TB) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	t.Cleanup(func() {
+		for _, f := range inspected(dir) {
+			t.Error("check: ", f)
+		}
+		_ = os.RemoveAll(dir)
+	})
 	return dir
+}
+
+// inspected holds a state folder against itself once its daemons have ended.
+func inspected(dir string) []string {
+	if _, err := os.Stat(filepath.Join(dir, "tree")); err != nil {
+		return nil // no daemon got that far
+	}
+	r, err := check.Run(context.Background(), check.Options{State: dir, Cgroup: "boxwood-test-" + filepath.Base(dir)})
+	if err != nil {
+		return []string{err.Error()}
+	}
+	var out []string
+	for _, f := range r.Findings {
+		out = append(out, f.String())
+	}
+	return out
 }
 
 func launch(dir string) (*daemon, error) {
@@ -239,13 +264,15 @@ type sharedDaemon struct {
 	err  error
 }
 
-func (s *sharedDaemon) stop() {
+func (s *sharedDaemon) stop() (findings []string) {
 	if s.d != nil {
 		s.d.stop()
+		findings = inspected(s.dir)
 	}
 	if s.dir != "" {
 		_ = os.RemoveAll(s.dir)
 	}
+	return findings
 }
 
 // running gives the shared daemon, with the mini root imported.

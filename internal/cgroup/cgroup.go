@@ -119,6 +119,32 @@ func OpenRoot(name string) (*Root, error) {
 	return r, nil
 }
 
+// FindRoot gives the groups called name as far as they exist, and makes none; nil
+// if there are none.
+func FindRoot(name string) (*Root, error) {
+	mounts, err := FindMounts("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	r := &Root{V2: filepath.Join(mounts.V2, name), v1: map[string]string{}}
+	if _, err := os.Stat(r.V2); errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	for c, point := range mounts.V1 {
+		dir := filepath.Join(point, name)
+		if _, err := os.Stat(dir); err != nil {
+			continue
+		}
+		r.v1[c] = dir
+		if !slices.Contains(r.v1dirs, dir) {
+			r.v1dirs = append(r.v1dirs, dir)
+		}
+	}
+	return r, nil
+}
+
 // enable turns a controller on from the mount down to the children of dir.
 func enable(mount, dir, controller string) bool {
 	rel, err := filepath.Rel(mount, dir)
