@@ -11,11 +11,12 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 
+	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 )
 
 // Check compares memory with the log row by row and follows every reference;
-// it names what is wrong, and nothing if all is well. That memory differs
+// it names what is wrong, damage among it, and nothing if all is well. That memory differs
 // from the log also shows a caller who wrote to a record that was given out.
 // No change is made meanwhile, so it isn't for a busy daemon.
 func (s *Store) Check(ctx context.Context) (wrong []string, err error) {
@@ -47,7 +48,9 @@ func (s *Store) Check(ctx context.Context) (wrong []string, err error) {
 		},
 		c.details, c.payloads, c.replies,
 	} {
-		if err := step(); err != nil {
+		if err := step(); fault.Is(err, fault.DataLoss) { // the rest may be well
+			c.say("%s", fault.As(err).Message)
+		} else if err != nil {
 			return c.wrong, err
 		}
 		if err := ctx.Err(); err != nil {

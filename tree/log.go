@@ -119,6 +119,9 @@ func openDisk(dir string, o Options) (*disk, error) {
 		MemTableSize:                memTable,
 		MemTableStopWritesThreshold: 4,
 		FormatMajorVersion:          pebble.FormatWALSyncChunks,
+		// Whoever reads what is damaged gets an error that says so. pebble's own answer is
+		// Fatalf, which would end that reader's goroutine, and all writing with it.
+		EventListener: &pebble.EventListener{DataCorruption: func(pebble.DataCorruptionInfo) {}},
 	}
 	err = guard(func() error {
 		var err error
@@ -251,7 +254,7 @@ func (d *disk) get(key []byte) ([]byte, error) {
 	}
 	v, c, err := d.db.Get(key)
 	if err != nil {
-		return nil, err
+		return nil, damaged(d.dir, err)
 	}
 	defer c.Close()
 	return append([]byte{}, v...), nil
@@ -272,13 +275,13 @@ func (d *disk) each(r rows, f func(id, value []byte) error) error {
 	for ok := it.First(); ok; ok = it.Next() {
 		v, err := it.ValueAndErr()
 		if err != nil {
-			return err
+			return damaged(d.dir, err)
 		}
 		if err := f(it.Key()[1:], v); err != nil {
 			return err
 		}
 	}
-	return it.Error()
+	return damaged(d.dir, it.Error())
 }
 
 // free is how many bytes the disk has left; all, where it can't tell.
@@ -363,9 +366,8 @@ func lockFault(dir string, err error) error {
 }
 
 func openFault(dir string, err error) error {
-	if errors.Is(err, pebble.ErrCorruption) {
-		return fault.New(fault.DataLoss, "log_damaged", "the log in %s is damaged: %w", dir, err).
-			WithHint("keep a copy of the directory before anything else is tried")
+	if err := damaged(dir, err); fault.Is(err, fault.DataLoss) {
+		return err
 	}
 	return fault.New(fault.Internal, "state_dir", "opening the log in %s: %w", dir, err)
 }
