@@ -113,6 +113,7 @@ func TestNoSpareOfAChangedSnapshot(t *testing.T) {
 	for _, path := range after {
 		if _, err := os.Stat(filepath.Join(path, "upper/root/state")); err == nil {
 			spoil(t, path)
+			expected.Store(d.dir, "lost_state")
 		}
 	}
 	r := d.tryFork(t, &boxwoodv1.ForkRequest{Wants: []*boxwoodv1.ForkRequest_Want{
