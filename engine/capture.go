@@ -48,10 +48,15 @@ func (e *Engine) capture(ctx context.Context, s *sandbox, b *body, n *tree.Node,
 		Node: n.ID, Tree: n.Tree, Sandbox: s.id, Verdict: n.Verdict, Kind: tree.Empty, Queue: queued,
 		StartedAt: time.Now(), Outcome: stats.Failed,
 	}
-	ck, frozenAt, err := e.captureEmpty(ctx, b, n, &row)
+	ck, state, frozenAt, err := e.captureBoth(ctx, b, n, &row)
 	if err == nil {
 		row.Checkpoint, row.Bytes, row.Outcome = ck.ID, ck.Bytes, stats.OK
 		_, err = e.Store.Update(ctx, func(tx *tree.Tx) error {
+			if state != nil {
+				if err := tx.PutProcess(*state); err != nil {
+					return err
+				}
+			}
 			return tx.SetCaptured(*ck, frozenAt, false, time.Since(row.StartedAt))
 		})
 		if err == nil {
@@ -63,6 +68,9 @@ func (e *Engine) capture(ctx context.Context, s *sandbox, b *body, n *tree.Node,
 		}
 		err = fmt.Errorf("recording the capture of node %s: %w", n.ID, err)
 		e.removeSnapshot(ck.Snapshot)
+		if state != nil {
+			e.removeState(state.ID)
+		}
 	}
 	// The sandbox is unharmed, but its next verdict can't lean on this capture.
 	if failedCaptureTaints {
@@ -82,20 +90,31 @@ func (e *Engine) capture(ctx context.Context, s *sandbox, b *body, n *tree.Node,
 	return err
 }
 
-// captureEmpty captures a sandbox without survivors: flush, freeze, snapshot,
-// new epoch, thaw; the rest of the snapshot's work is done after the thaw.
-func (e *Engine) captureEmpty(ctx context.Context, b *body, n *tree.Node, row *stats.CaptureRow) (*tree.Checkpoint, time.Time, error) {
+// captureBoth makes both halves of a checkpoint: flush, freeze, process half, snapshot, new
+// epoch, thaw; what is left of either half's work is done after the thaw. The
+// state is nil for Empty, and for one that the checkpoint before has already.
+func (e *Engine) captureBoth(ctx context.Context, b *body, n *tree.Node, row *stats.CaptureRow) (_ *tree.Checkpoint, _ *tree.ProcessState, _ time.Time, err error) {
+	half, kind, err := e.prepareHalf(ctx, b)
+	if err != nil {
+		return nil, nil, time.Time{}, err
+	}
+	row.Kind = kind
+	defer func() {
+		if err != nil {
+			half.abort()
+		}
+	}()
 	began := time.Now()
 	if err := e.Pool.Flush(ctx, b.gen); err != nil {
-		return nil, time.Time{}, fmt.Errorf("flushing: %w", err)
+		return nil, nil, time.Time{}, fmt.Errorf("flushing: %w", err)
 	}
 	row.Flush = time.Since(began)
 
 	id := ids.NewSnapshot()
 	frozenAt := time.Now()
-	pending, err := e.snapshotFrozen(ctx, b, id, row)
+	pending, err := e.snapshotFrozen(ctx, b, half, id, row)
 	if err != nil {
-		return nil, time.Time{}, err
+		return nil, nil, time.Time{}, err
 	}
 	row.Freeze = time.Since(frozenAt)
 
@@ -103,18 +122,30 @@ func (e *Engine) captureEmpty(ctx context.Context, b *body, n *tree.Node, row *s
 	seal, err := pending.Finish(ctx)
 	if err != nil {
 		pending.Abort()
-		return nil, time.Time{}, fmt.Errorf("finishing the snapshot: %w", err)
+		return nil, nil, time.Time{}, fmt.Errorf("finishing the snapshot: %w", err)
 	}
-	row.Finish = time.Since(finishing)
-	return &tree.Checkpoint{
+	ck := &tree.Checkpoint{
 		ID: ids.NewCheckpoint(), Tree: n.Tree, Node: n.ID, Snapshot: id, Seal: seal, Process: tree.Empty,
 		Bytes: e.Pool.ExclusiveBytes(id), CreatedAt: frozenAt, FreezeFor: row.Freeze,
-	}, frozenAt, nil
+	}
+	state, err := half.finish(ctx, ck)
+	if err != nil {
+		e.removeSnapshot(id)
+		return nil, nil, time.Time{}, err
+	}
+	if state != nil {
+		ck.Process, ck.State = state.Kind, state.ID
+		if state.ID == b.checkpoint.State {
+			state = nil // on record
+		}
+	}
+	row.Finish = time.Since(finishing)
+	return ck, state, frozenAt, nil
 }
 
 // snapshotFrozen is what happens while the box is frozen. The new epoch begins
 // before the thaw, so that nothing falls between snapshot and epoch.
-func (e *Engine) snapshotFrozen(ctx context.Context, b *body, id ids.Snapshot, row *stats.CaptureRow) (*pool.Pending, error) {
+func (e *Engine) snapshotFrozen(ctx context.Context, b *body, half saving, id ids.Snapshot, row *stats.CaptureRow) (*pool.Pending, error) {
 	if err := b.box.Freeze(ctx); err != nil {
 		return nil, fmt.Errorf("freezing: %w", err)
 	}
@@ -123,12 +154,8 @@ func (e *Engine) snapshotFrozen(ctx context.Context, b *body, id ids.Snapshot, r
 			e.log.Error("thawing a box", "generation", b.gen, "error", err)
 		}
 	}()
-	alive, err := b.box.Survivors()
-	if err != nil {
-		return nil, fmt.Errorf("looking for survivors: %w", err)
-	}
-	if len(alive) > 0 {
-		return nil, fault.New(fault.Precondition, "survivors", "%d processes survive and can't be saved yet", len(alive))
+	if err := half.freeze(ctx); err != nil {
+		return nil, err
 	}
 	if err := b.box.CheckRoot(); err != nil && checksRoots {
 		return nil, err // law 6
@@ -141,6 +168,13 @@ func (e *Engine) snapshotFrozen(ctx context.Context, b *body, id ids.Snapshot, r
 	row.Snapshot = time.Since(began)
 	b.watch.NewEpoch(e.Pool.SnapshotDir(id))
 	return pending, nil
+}
+
+// removeState gives back the content of a process state that no record names.
+func (e *Engine) removeState(id ids.Process) {
+	if err := e.vault.remove(id); err != nil {
+		e.log.Error("removing a process state", "state", id, "error", err)
+	}
 }
 
 // removeSnapshot gives back file state that no record names.

@@ -116,6 +116,9 @@ type Engine struct {
 	cfg Config
 	log *slog.Logger
 
+	keepers map[tree.ProcessKind]keeper
+	vault   *vault
+
 	captures *sched.Runner
 	audits   audits
 	clones   chan struct{} // one token per clone being made: those under way share transactions
@@ -160,6 +163,11 @@ func New(ctx context.Context, parts Parts, cfg Config) (*Engine, error) {
 		settled:   make(chan struct{}),
 	}
 	e.spares = newSpares(e)
+	e.keepers = map[tree.ProcessKind]keeper{tree.Empty: emptyKeeper{e}}
+	var err error
+	if e.vault, err = openVault(cfg.StateDir); err != nil {
+		return nil, err
+	}
 	if err := os.MkdirAll(e.boxDir(), 0o700); err != nil {
 		return nil, fmt.Errorf("making the folder of box records: %w", err)
 	}

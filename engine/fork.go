@@ -54,6 +54,7 @@ type Child struct {
 type point struct {
 	node       *tree.Node
 	checkpoint *tree.Checkpoint
+	state      *tree.ProcessState // nil: none
 	tree       *tree.Tree
 }
 
@@ -86,7 +87,11 @@ func (e *Engine) forkPoint(ctx context.Context, w Want) (point, error) {
 	if err != nil {
 		return point{}, err
 	}
-	return point{node: n, checkpoint: ck, tree: t}, nil
+	state, err := e.stateOf(ck)
+	if err != nil {
+		return point{}, err
+	}
+	return point{node: n, checkpoint: ck, state: state, tree: t}, nil
 }
 
 // decidedNode gives a node whose capture is over, waiting for it if need be.
@@ -160,7 +165,7 @@ func (e *Engine) Fork(ctx context.Context, arrived time.Time, wants []Want, o Fo
 		for k := range w.Count {
 			births = append(births, e.conceive(points[i], i, k, o))
 		}
-		e.spares.wish(points[i].checkpoint, births[len(births)-1].rec.Limits, w.Count)
+		e.spares.wish(points[i], births[len(births)-1].rec.Limits, w.Count)
 	}
 	if err := e.recordBirths(ctx, births); err != nil {
 		for _, b := range births {
@@ -341,7 +346,7 @@ func (e *Engine) materialise(ctx context.Context, b *birth) error {
 	b.spare = nil
 	if made == nil {
 		var err error
-		if made, err = e.embody(ctx, b.point.checkpoint, b.rec.Generation, b.seed, b.rec.Limits, &b.row); err != nil {
+		if made, err = e.embody(ctx, b.point.checkpoint, b.point.state, b.rec.Generation, b.seed, b.rec.Limits, &b.row); err != nil {
 			return err
 		}
 	}
@@ -363,9 +368,9 @@ func (e *Engine) materialise(ctx context.Context, b *birth) error {
 
 // embody makes a body that nobody watches yet, and that stands at no checkpoint
 // of a tree yet: a clone, checked against its
-// seal, and a zygote that takes it as its root. row, if any, is told how long
-// that took.
-func (e *Engine) embody(ctx context.Context, ck *tree.Checkpoint, gen ids.Generation, seed string, limits tree.Limits, row *stats.ForkRow) (_ *body, err error) {
+// seal, and a box with it as its root in which the processes of state run. row, if
+// any, is told how long that took.
+func (e *Engine) embody(ctx context.Context, ck *tree.Checkpoint, state *tree.ProcessState, gen ids.Generation, seed string, limits tree.Limits, row *stats.ForkRow) (_ *body, err error) {
 	if err := take(ctx, e.clones, ck.Node); err != nil {
 		return nil, err
 	}
@@ -389,7 +394,7 @@ func (e *Engine) embody(ctx context.Context, ck *tree.Checkpoint, gen ids.Genera
 	}
 	attaching := time.Now()
 	id := identity(gen, seed, limits)
-	bx, err := e.Boxes.Start(ctx, box.Root{Lower: upper.Layers, Upper: upper.Dir, Work: upper.Work}, id)
+	bx, err := e.startHalf(ctx, box.Root{Lower: upper.Layers, Upper: upper.Dir, Work: upper.Work}, id, state)
 	<-e.attaches
 	if err != nil {
 		return nil, fmt.Errorf("starting a box: %w", err)

@@ -57,6 +57,13 @@ func (e *Engine) reconcile(ctx context.Context) error {
 	for image := range v.Images() {
 		keep[image.Base] = true
 	}
+	states := map[ids.Process]bool{}
+	for p := range v.Processes() {
+		states[p.ID] = true
+	}
+	if _, err := e.vault.reconcile(states); err != nil {
+		e.log.Error("removing process states that are on no record", "error", err)
+	}
 	removed, err := e.Pool.Reconcile(adopted, keep)
 	if err != nil {
 		return fmt.Errorf("reconciling the pool: %w", err)
@@ -188,7 +195,7 @@ func (e *Engine) withholdLost(ctx context.Context) error {
 	v := e.Store.View()
 	var lost []ids.Node
 	for ck := range v.Checkpoints() {
-		if e.Pool.Verify(ck.Snapshot, ck.Seal) == nil {
+		if e.Pool.Verify(ck.Snapshot, ck.Seal) == nil && e.verifyState(v, ck) == nil {
 			continue
 		}
 		for n := range v.CheckpointUsers(ck.ID) {

@@ -51,12 +51,14 @@ type spares struct {
 // shelfKey is what a spare must agree in with the child that it becomes.
 type shelfKey struct {
 	snapshot ids.Snapshot
+	state    ids.Process
 	limits   tree.Limits
 }
 
 type shelf struct {
 	key    shelfKey
 	ck     *tree.Checkpoint
+	state  *tree.ProcessState
 	bodies []*body
 	want   int // 0: what is made for it now is thrown away
 	until  time.Time
@@ -91,13 +93,13 @@ func (s *spares) end() {
 }
 
 // wish asks for spares of a checkpoint of which n children were just made.
-func (s *spares) wish(ck *tree.Checkpoint, limits tree.Limits, n int) {
+func (s *spares) wish(p point, limits tree.Limits, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	key := shelfKey{ck.Snapshot, limits}
+	key := shelfKey{p.checkpoint.Snapshot, p.checkpoint.State, limits}
 	sh := s.shelves[key]
 	if sh == nil {
-		sh = &shelf{key: key, ck: ck}
+		sh = &shelf{key: key, ck: p.checkpoint, state: p.state}
 		s.shelves[key] = sh
 	}
 	sh.want, sh.until = max(sh.want, min(n, sparesEach)), time.Now().Add(spareLife)
@@ -134,7 +136,7 @@ func (s *spares) clear(sh *shelf) {
 // take gives a spare that stands at a checkpoint, or nil.
 func (s *spares) take(ck *tree.Checkpoint, limits tree.Limits) *body {
 	for {
-		b := s.pop(shelfKey{ck.Snapshot, limits})
+		b := s.pop(shelfKey{ck.Snapshot, ck.State, limits})
 		if b == nil {
 			return nil
 		}
@@ -231,7 +233,7 @@ func (s *spares) close(ctx context.Context) error {
 func (s *spares) run() {
 	defer close(s.done)
 	for sh := s.next(); sh != nil; sh = s.next() {
-		b, err := s.e.embody(context.Background(), sh.ck, ids.NewGeneration(), "", sh.key.limits, nil)
+		b, err := s.e.embody(context.Background(), sh.ck, sh.state, ids.NewGeneration(), "", sh.key.limits, nil)
 		s.mu.Lock()
 		switch {
 		case err != nil: // a fork would fail in the same way, and say so

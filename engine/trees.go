@@ -418,7 +418,7 @@ func (e *Engine) releaseUnder(ctx context.Context, id ids.Node, keep bool) error
 	return err
 }
 
-// removeCondemned is the second phase of every removal: file state that no
+// removeCondemned is the second phase of every removal: file and process state that no
 // record needs is given back and struck off. It is safe to repeat.
 func (e *Engine) removeCondemned(ctx context.Context) {
 	var gone []ids.Snapshot
@@ -430,10 +430,24 @@ func (e *Engine) removeCondemned(ctx context.Context) {
 		}
 		gone = append(gone, id)
 	}
-	if len(gone) == 0 {
+	var lost []ids.Process
+	for p := range e.Store.View().CondemnedProcesses() {
+		if err := e.vault.remove(p.ID); err != nil {
+			e.log.Error("removing a condemned process state", "state", p.ID, "error", err)
+			continue
+		}
+		lost = append(lost, p.ID)
+	}
+	if len(gone)+len(lost) == 0 {
 		return
 	}
-	if _, err := e.Store.Update(context.WithoutCancel(ctx), func(tx *tree.Tx) error { return tx.FinishRemoval(gone) }); err != nil {
-		e.log.Error("striking off removed snapshots", "error", err)
+	_, err := e.Store.Update(context.WithoutCancel(ctx), func(tx *tree.Tx) error {
+		if err := tx.FinishRemoval(gone); err != nil {
+			return err
+		}
+		return tx.FinishProcessRemoval(lost)
+	})
+	if err != nil {
+		e.log.Error("striking off what was removed", "error", err)
 	}
 }
