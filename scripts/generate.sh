@@ -34,6 +34,9 @@ PATH=$(realpath .cache/tools):$PATH protoc -I proto \
 echo "generate: the service in Python"
 scripts/gen-python.sh
 
+echo "generate: the Python package's blocking face"
+.venv/bin/python scripts/gen-sync.py
+
 echo "generate: the BPF programs"
 go generate ./bpf/...
 

@@ -85,6 +85,8 @@ check shellcheck shells
 check "C, analysed" c_sources
 check ruff python ruff check --no-cache .
 check mypy python mypy --cache-dir ../.cache/mypy
+check pyright python basedpyright --pythonpath ../.venv/bin/python
+check "the blocking face" .venv/bin/python scripts/gen-sync.py --check
 check dependencies dependencies
 check words words
 [ ${#failed[@]} -eq 0 ] || {

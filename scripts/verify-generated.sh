@@ -12,9 +12,9 @@ git ls-files -co --exclude-standard -z | while IFS= read -r -d '' file; do
 done | xargs -0 cp -a --parents -t "$work/before"
 cp -a "$work/before" "$work/after"
 mkdir -p .cache
-ln -s "$top/.cache" "$work/after/.cache" # the pinned tools
+ln -s "$top/.cache" "$top/.venv" "$work/after/" # the pinned tools
 "$work/after/scripts/generate.sh"
-rm "$work/after/.cache"
+rm "$work/after/.cache" "$work/after/.venv"
 if ! diff -rq "$work/before" "$work/after"; then
   echo "generated code is not what its sources give: run make generate and commit it" >&2
   exit 1

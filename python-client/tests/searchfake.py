@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from boxwood import errors
-from boxwood.node import Annotation
+from boxwood.records import Annotation
 from boxwood.search import Action, History, Place, Ran, Seen
 
 

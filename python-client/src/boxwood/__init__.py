@@ -13,6 +13,7 @@ The words are those of the engine: a *turn* runs in a *sandbox* and becomes a
 `boxwood.errors` for the exceptions.
 """
 
+from . import aio
 from ._version import __version__
 from .client import Client, connect
 from .errors import (
@@ -41,9 +42,10 @@ from .errors import (
 )
 from .fork import Children, Forks
 from .images import Images
-from .node import Annotation, Node, annotation
+from .node import Node
 from .records import (
     Action,
+    Annotation,
     Capability,
     CaptureStatus,
     Column,
@@ -56,18 +58,19 @@ from .records import (
     Info,
     Limits,
     Observation,
+    Observed,
     Output,
     ProcessKind,
     Pruned,
     Table,
     Timings,
-    Turn,
     TurnStatus,
     Verdict,
+    annotation,
 )
 from .sandbox import Sandbox
 from .tree import Tree, TreeChange
-from .turn import OpenTurn
+from .turn import OpenTurn, Turn
 
 __all__ = [
     "Action",
@@ -106,6 +109,7 @@ __all__ = [
     "NodeWithheld",
     "NotFound",
     "Observation",
+    "Observed",
     "OpenTurn",
     "Output",
     "PermissionDenied",
@@ -124,6 +128,7 @@ __all__ = [
     "Unsupported",
     "Verdict",
     "__version__",
+    "aio",
     "annotation",
     "connect",
 ]

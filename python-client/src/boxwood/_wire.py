@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from ._proto import boxwood_pb2 as pb
 from .records import (
+    Annotation,
     Capability,
     CaptureStatus,
     Column,
@@ -142,3 +143,16 @@ def table(m: pb.Table) -> Table:
     """Reads a Table message."""
     columns = tuple(Column(c.name, c.type, c.description) for c in m.columns)
     return Table(m.name, m.description, m.rows, columns)
+
+
+def annotation_message(node_id: str, note: Annotation) -> pb.NodeAnnotation:
+    """Writes a NodeAnnotation message."""
+    return pb.NodeAnnotation(
+        node_id=node_id,
+        rewards=note.rewards,
+        value=note.value,
+        visits=note.visits,
+        labels=note.labels,
+        policy_version=note.policy_version,
+        payload=note.payload,
+    )

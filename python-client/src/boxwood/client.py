@@ -1,3 +1,4 @@
+# Written by scripts/gen-sync.py from aio/client.py: edit that.
 """The client: one daemon, and all that it has."""
 
 from __future__ import annotations
@@ -5,23 +6,24 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from . import _wire, errors
 from . import node as nodes
 from . import stats as _stats
-from ._channel import Caller, new_key, resolve
+from ._channel import new_key, resolve
+from ._command import ns
+from ._face import Caller, consume, reader
 from ._proto import boxwood_pb2 as pb
-from .errors import BoxwoodError, ForkError
+from .errors import ForkError
 from .fork import Children, Forks
 from .images import Images
-from .node import Annotation, Node
-from .records import File, Image, Info, Limits, Pruned, Table
+from .node import Node
+from .records import Annotation, File, Image, Info, Limits, Pruned, Table
 from .sandbox import Sandbox
 from .tree import Tree
-from .turn import ns
 
 if TYPE_CHECKING:
     import pyarrow
@@ -78,7 +80,7 @@ class Client:
         caller = getattr(self, "_caller", None)
         if caller is not None and not caller.closed and caller.is_open():
             warnings.warn(f"{self!r} was never closed", ResourceWarning, stacklevel=2, source=self)
-            caller.close()
+            caller.abandon()
 
     @property
     def address(self) -> str:
@@ -188,7 +190,8 @@ class Client:
         Raises:
             NotFound: There is none.
         """
-        return nodes.from_message(self, self._caller.unary("GetNode", pb.GetNodeRequest(node_id=node_id)))
+        reply = self._caller.unary("GetNode", pb.GetNodeRequest(node_id=node_id))
+        return nodes.from_message(self, reply)
 
     def sandbox(self, sandbox_id: str) -> Sandbox:
         """Finds a live sandbox; the handle doesn't warn when it is collected.
@@ -204,14 +207,13 @@ class Client:
     def sandboxes(self, tree: Tree | str | None = None) -> list[Sandbox]:
         """Finds all live sandboxes, or those of a tree."""
         request = pb.ListSandboxesRequest(tree_id=tree.id if isinstance(tree, Tree) else tree or "")
-        return [Sandbox(self, m, owned=False) for m in self._caller.unary("ListSandboxes", request).sandboxes]
+        reply = self._caller.unary("ListSandboxes", request)
+        return [Sandbox(self, m, owned=False) for m in reply.sandboxes]
 
     def release(self, sandboxes: Iterable[Sandbox]) -> None:
         """Releases many sandboxes in one call."""
         released = list(sandboxes)
-        self._caller.unary(
-            "Release", pb.ReleaseRequest(sandbox_ids=[s.id for s in released], idempotency_key=new_key())
-        )
+        self._caller.unary("Release", _release(released))
         for sandbox in released:
             sandbox.released = True
 
@@ -235,8 +237,7 @@ class Client:
             # What had been made must not wait for its lease.
             ready = [c for children in found for c in children.values() if isinstance(c, Sandbox)]
             if ready:
-                with contextlib.suppress(BoxwoodError):
-                    self.release(ready)
+                self._caller.quietly("Release", _release(ready))
                 for sandbox in ready:
                     sandbox.released = True
             raise
@@ -248,13 +249,15 @@ class Client:
         return forks
 
     def _fork_one(self, source: Node | Sandbox, n: int, **options: Any) -> Children:
-        return self.fork({source: n}, **options)[source]
+        forks = self.fork({source: n}, **options)
+        return forks[source]
 
     def _fork_iter(
         self, wants: Mapping[Node | Sandbox, int], **options: Any
     ) -> Iterator[Sandbox | ForkError]:
-        for _, _, child in self._fork_results(wants, **options):
-            yield child
+        with contextlib.closing(self._fork_results(wants, **options)) as results:
+            for _, _, child in results:
+                yield child
 
     def _fork_results(
         self,
@@ -269,7 +272,7 @@ class Client:
         limits: Limits | None = None,
         seed: int = 0,
         idempotency_key: str | None = None,
-    ) -> Iterator[tuple[int, int, Sandbox | ForkError]]:
+    ) -> Generator[tuple[int, int, Sandbox | ForkError], None]:
         """Each child once, as it becomes ready: which want, which child of it, and the child."""
         sources = list(wants)
         request = pb.ForkRequest(
@@ -291,16 +294,16 @@ class Client:
         # The key makes a repetition give the same children: those that came already are passed over.
         seen: set[tuple[int, int]] = set()
         stream = self._caller.stream("Fork", request, timeout=deadline, on_restart=lambda: None)
-        with contextlib.closing(stream):  # type: ignore[type-var]
+        with contextlib.closing(stream):
             for result in stream:
-                place = (result.want, result.child)
+                place = (int(result.want), int(result.child))
                 if place in seen:
                     continue
                 seen.add(place)
                 if result.HasField("sandbox"):
                     yield (*place, Sandbox(self, result.sandbox, owned=True))
                 else:
-                    yield (*place, errors.fork_error(result, sources[result.want].id))
+                    yield (*place, errors.fork_error(result, sources[place[0]].id))
 
     def annotate(self, notes: Mapping[Node | str, Annotation]) -> None:
         """Annotates many nodes in one transaction; see `Node.annotate`.
@@ -311,7 +314,7 @@ class Client:
         self._caller.unary(
             "Annotate",
             pb.AnnotateRequest(
-                annotations=[nodes.annotation_message(_id(node), note) for node, note in notes.items()],
+                annotations=[_wire.annotation_message(_id(node), note) for node, note in notes.items()],
                 idempotency_key=new_key(),
             ),
         )
@@ -367,7 +370,8 @@ class Client:
 
     def tables(self) -> list[Table]:
         """The statistics tables there are."""
-        return [_wire.table(m) for m in self._caller.unary("ListTables", pb.ListTablesRequest()).tables]
+        reply = self._caller.unary("ListTables", pb.ListTablesRequest())
+        return [_wire.table(m) for m in reply.tables]
 
     def stats(self, table: str, *, tree: Tree | str | None = None) -> pyarrow.Table:
         """Reads a statistics table.
@@ -380,12 +384,12 @@ class Client:
             Unsupported: pyarrow is missing.
         """
         _stats.arrow()
-        return _stats.table(self.stats_chunks(table, tree=tree))
+        return consume(self.stats_chunks(table, tree=tree), _stats.table)
 
     def stats_reader(self, table: str, *, tree: Tree | str | None = None) -> pyarrow.RecordBatchReader:
         """As `stats`, batch by batch as they come."""
         _stats.arrow()
-        return _stats.reader(self.stats_chunks(table, tree=tree))
+        return reader(self.stats_chunks(table, tree=tree))
 
     def stats_chunks(self, table: str, *, tree: Tree | str | None = None) -> Iterator[bytes]:
         """As `stats`, as chunks of bytes that together are one Arrow IPC stream; needs no pyarrow."""
@@ -393,18 +397,19 @@ class Client:
             table=table, tree_id=tree.id if isinstance(tree, Tree) else tree or ""
         )
         stream = self._caller.stream("ExportStats", request, timeout=3600.0)
-        with contextlib.closing(stream):  # type: ignore[type-var]
+        with contextlib.closing(stream):
             for message in stream:
                 yield message.data
 
     def _list_nodes(self, request: pb.ListNodesRequest) -> Iterator[Node]:
         stream = self._caller.stream("ListNodes", request, timeout=3600.0)
-        with contextlib.closing(stream):  # type: ignore[type-var]
+        with contextlib.closing(stream):
             for message in stream:
                 yield nodes.from_message(self, message)
 
     def _payload(self, node_id: str) -> bytes:
-        return bytes(self._caller.unary("GetPayload", pb.GetPayloadRequest(node_id=node_id)).payload)
+        reply = self._caller.unary("GetPayload", pb.GetPayloadRequest(node_id=node_id))
+        return bytes(reply.payload)
 
     def _prune(self, node_id: str, keep_node: bool, release_sandboxes: bool) -> Pruned:
         reply = self._caller.unary(
@@ -423,6 +428,10 @@ class Client:
             self._caller.unary("Pin", pb.PinRequest(node_ids=node_ids))
         else:
             self._caller.unary("Unpin", pb.UnpinRequest(node_ids=node_ids))
+
+
+def _release(sandboxes: Iterable[Sandbox]) -> pb.ReleaseRequest:
+    return pb.ReleaseRequest(sandbox_ids=[s.id for s in sandboxes], idempotency_key=new_key())
 
 
 def _id(node: Node | str) -> str:

@@ -42,13 +42,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 import grpc
+import grpc.aio
 from google.protobuf.message import DecodeError
 
 from ._proto import boxwood_pb2 as pb
 from ._proto import status_pb2
 
 if TYPE_CHECKING:
-    from .records import CommandResult, Turn
+    from .records import Observed
 
 Origin = Literal["client", "infrastructure", "agent"]
 
@@ -197,7 +198,7 @@ class CommandFailed(Exception):
         result: The turn, or the command's result inside a `Sandbox.turn()`.
     """
 
-    def __init__(self, result: Turn | CommandResult) -> None:
+    def __init__(self, result: Observed) -> None:
         how = "timed out" if result.timed_out else f"exited with {result.exit_code}"
         if not result.timed_out and result.signal:
             how = f"was ended by signal {result.signal}"
@@ -402,6 +403,7 @@ def detail_of(call: grpc.RpcError) -> pb.Error | None:
 
 def from_rpc(call: grpc.RpcError, request_id: str) -> BoxwoodError:
     """Translates what grpc raised."""
-    code = call.code().name if isinstance(call, grpc.Call) else "UNKNOWN"
-    message = (call.details() if isinstance(call, grpc.Call) else None) or str(call)
+    code, message = "UNKNOWN", str(call)
+    if isinstance(call, (grpc.Call, grpc.aio.AioRpcError)):
+        code, message = call.code().name, call.details() or message
     return from_detail(code, message, detail_of(call), request_id)

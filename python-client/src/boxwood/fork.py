@@ -1,3 +1,4 @@
+# Written by scripts/gen-sync.py from aio/fork.py: edit that.
 """The children of forks: ready sandboxes, or what became of them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# Written by scripts/gen-sync.py from aio/images.py: edit that.
 """Images: the read-only root file systems that trees start from."""
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from . import _wire, errors
 from ._channel import new_key
+from ._face import settle
 from ._proto import boxwood_pb2 as pb
 from .records import Image, ImportProgress
 
@@ -46,19 +48,18 @@ class Images:
             path=os.path.abspath(os.fspath(path)), name=name, idempotency_key=new_key()
         )
         events = self._client._caller.stream("ImportImage", request, timeout=timeout, on_restart=lambda: None)
-        with contextlib.closing(events):  # type: ignore[type-var]
+        with contextlib.closing(events):
             for event in events:
                 if on_progress is not None:
-                    on_progress(ImportProgress(event.step, event.done_bytes, event.total_bytes))
+                    settle(on_progress(ImportProgress(event.step, event.done_bytes, event.total_bytes)))
                 if event.HasField("image"):
                     return _wire.image(event.image)
         raise errors.from_detail("INTERNAL", "the import ended without an image", None)
 
     def list(self) -> list[Image]:
         """All images."""
-        return [
-            _wire.image(m) for m in self._client._caller.unary("ListImages", pb.ListImagesRequest()).images
-        ]
+        reply = self._client._caller.unary("ListImages", pb.ListImagesRequest())
+        return [_wire.image(m) for m in reply.images]
 
     def remove(self, image: Image | str) -> int:
         """Removes one.

@@ -1,3 +1,4 @@
+# Written by scripts/gen-sync.py from aio/node.py: edit that.
 """Nodes: the turns of a tree, and what can be done with one."""
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from .records import (
     Pruned,
     TurnStatus,
     Verdict,
+    annotation,
 )
 
 if TYPE_CHECKING:
@@ -159,7 +161,7 @@ class Node:
         below = self._client._list_nodes(
             pb.ListNodesRequest(tree_id=self.tree_id, under=self.id, brief=brief)
         )
-        return sorted((n for n in below if n.parent_id == self.id), key=lambda n: n.ordinal)
+        return sorted([n for n in below if n.parent_id == self.id], key=lambda n: n.ordinal)
 
     def path(self) -> list[Node]:
         """All nodes from the root to this one, both included; one call a node."""
@@ -292,7 +294,8 @@ class Node:
         Raises:
             DeadlineExceeded: It took longer.
         """
-        return self._client.wait_captured([self], timeout=timeout)[0]
+        (node,) = self._client.wait_captured([self], timeout=timeout)
+        return node
 
     def payload(self) -> bytes:
         """Its payload; empty if it has none."""
@@ -318,48 +321,6 @@ class Node:
     def unpin(self) -> None:
         """Lets it be pruned again."""
         self._client._pin([self.id], False)
-
-
-@dataclasses.dataclass(frozen=True)
-class Annotation:
-    """What to set on a node; None or empty leaves as it is. See `Node.annotate`."""
-
-    rewards: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    value: float | None = None
-    visits: int | None = None
-    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    policy_version: str | None = None
-    payload: bytes | None = None
-
-
-def annotation(
-    *,
-    reward: float | None = None,
-    rewards: Mapping[str, float] | None = None,
-    value: float | None = None,
-    visits: int | None = None,
-    labels: Mapping[str, str] | None = None,
-    policy_version: str | None = None,
-    payload: bytes | None = None,
-) -> Annotation:
-    """Makes an annotation; `reward=x` is short for ``rewards={"reward": x}``."""
-    named = dict(rewards or {})
-    if reward is not None:
-        named["reward"] = reward
-    return Annotation(named, value, visits, dict(labels or {}), policy_version, payload)
-
-
-def annotation_message(node_id: str, note: Annotation) -> pb.NodeAnnotation:
-    """Writes a NodeAnnotation message."""
-    return pb.NodeAnnotation(
-        node_id=node_id,
-        rewards=note.rewards,
-        value=note.value,
-        visits=note.visits,
-        labels=note.labels,
-        policy_version=note.policy_version,
-        payload=note.payload,
-    )
 
 
 def from_message(client: Client, m: pb.Node) -> Node:

@@ -10,10 +10,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from enum import Enum
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .node import Node
 
 
 class Word(str, Enum):
@@ -197,8 +193,8 @@ class Timings:
     capture: float = 0.0
 
 
-class _Observed:
-    """The short ways to an observation, shared by turns and commands."""
+class Observed:
+    """The short ways to an observation: what a `Turn` and a `CommandResult` share."""
 
     observation: Observation
     status: TurnStatus
@@ -241,47 +237,7 @@ class _Observed:
 
 
 @dataclasses.dataclass(frozen=True)
-class Turn(_Observed):
-    """One turn: what it answered, and the node that it became.
-
-    Attributes:
-        node: The node, durable. A scratch sandbox's turns have a node without an id.
-        timings: Where the time went.
-        sandbox_lost: Whether the sandbox died in the turn.
-    """
-
-    node: Node
-    timings: Timings
-    sandbox_lost: bool = False
-
-    @property
-    def observation(self) -> Observation:  # type: ignore[override]
-        """What the command answered."""
-        return self.node.observation
-
-    @property
-    def status(self) -> TurnStatus:  # type: ignore[override]
-        """How the turn ended."""
-        return self.node.turn_status
-
-    @property
-    def verdict(self) -> Verdict:
-        """What the turn changed."""
-        return self.node.verdict
-
-    @property
-    def effects(self) -> tuple[Effect, ...]:
-        """The first effects; `node.effect_count` counts them all."""
-        return self.node.effects
-
-    def __repr__(self) -> str:
-        how = str(self.status) if self.status is not TurnStatus.COMPLETED else f"exit {self.exit_code}"
-        ms = self.timings.total * 1e3
-        return f"<Turn {self.node.id or 'scratch'} {how}, verdict {self.verdict}, {ms:.1f} ms>"
-
-
-@dataclasses.dataclass(frozen=True)
-class CommandResult(_Observed):
+class CommandResult(Observed):
     """One command of a turn that has several.
 
     Attributes:
@@ -432,3 +388,32 @@ class Pruned:
     nodes: int
     checkpoints: int
     freed_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Annotation:
+    """What to set on a node; None or empty leaves as it is. See `Node.annotate`."""
+
+    rewards: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
+    value: float | None = None
+    visits: int | None = None
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    policy_version: str | None = None
+    payload: bytes | None = None
+
+
+def annotation(
+    *,
+    reward: float | None = None,
+    rewards: Mapping[str, float] | None = None,
+    value: float | None = None,
+    visits: int | None = None,
+    labels: Mapping[str, str] | None = None,
+    policy_version: str | None = None,
+    payload: bytes | None = None,
+) -> Annotation:
+    """Makes an annotation; `reward=x` is short for ``rewards={"reward": x}``."""
+    named = dict(rewards or {})
+    if reward is not None:
+        named["reward"] = reward
+    return Annotation(named, value, visits, dict(labels or {}), policy_version, payload)

@@ -1,3 +1,4 @@
+# Written by scripts/gen-sync.py from aio/sandbox.py: edit that.
 """Sandboxes: live, isolated process trees that stand at a node."""
 
 from __future__ import annotations
@@ -6,7 +7,7 @@ import contextlib
 import os
 import posixpath
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,32 +15,27 @@ from typing import TYPE_CHECKING, Any, Literal
 from . import _tar, _wire, errors
 from . import node as nodes
 from ._channel import new_key
-from ._proto import boxwood_pb2 as pb
-from .errors import BoxwoodError, CommandFailed
-from .records import Turn
-from .turn import (
+from ._command import (
     LONGEST_TURN,
     MARGIN,
     PIECE,
     Ack,
     Command,
     OnOutput,
-    OpenTurn,
-    Relay,
     ack_message,
     as_bytes,
     command_message,
-    last_event,
     ns,
 )
+from ._face import consume, pieces
+from ._proto import boxwood_pb2 as pb
+from .errors import BoxwoodError, CommandFailed
+from .turn import OpenTurn, Relay, Turn, last_event
 
 if TYPE_CHECKING:
     from .client import Client
     from .fork import Children
     from .node import Node
-
-# Seconds for the calls that clean up behind an exception, which they must not hold up long.
-_QUIET = 10.0
 
 
 class _Cancelling:
@@ -225,8 +221,7 @@ class Sandbox:
         return _Cancelling(self)
 
     def _cancel_quietly(self) -> None:
-        with contextlib.suppress(BoxwoodError):
-            self._client._caller.unary("CancelTurn", pb.CancelTurnRequest(sandbox_id=self.id), timeout=_QUIET)
+        self._client._caller.quietly("CancelTurn", pb.CancelTurnRequest(sandbox_id=self.id))
 
     @contextlib.contextmanager
     def turn(
@@ -238,7 +233,7 @@ class Sandbox:
         policy_version: str = "",
         payload: bytes = b"",
         busy_wait: float = 0.0,
-    ) -> Iterator[OpenTurn]:
+    ) -> Generator[OpenTurn, None]:
         """Several commands and transfers as one turn.
 
         ``with sandbox.turn() as t:`` gives an `OpenTurn`; after the block, `t.node` and
@@ -276,8 +271,9 @@ class Sandbox:
             opened._over = True
             self._cancel_quietly()
             # A cancelled turn is ended like any: what it did until then is a node.
-            with contextlib.suppress(BoxwoodError):
-                self._turn(caller.unary("EndTurn", end, timeout=_QUIET))
+            result = caller.quietly("EndTurn", end)
+            if result is not None:
+                self._turn(result)
             raise
         opened._over = True
         with self._cancelling():
@@ -453,20 +449,20 @@ class Sandbox:
         self, pack: Callable[[], Iterator[bytes]], folder: str, turn_id: str, timeout: float
     ) -> pb.TurnResult | None:
         start = pb.UploadStart(sandbox_id=self.id, path=folder, turn_id=turn_id, idempotency_key=new_key())
-        problem: list[BaseException] = []
+        problem: list[Exception] = []
 
         def messages() -> Iterator[pb.UploadRequest]:
             yield pb.UploadRequest(start=start)
             try:
-                for chunk in pack():
+                for chunk in pieces(pack()):
                     yield pb.UploadRequest(chunk=chunk)
-            except BaseException as error:
+            except Exception as error:
                 problem.append(error)  # grpc would only say that the iterator failed
                 raise
 
         try:
             reply = self._client._caller.unary("Upload", messages, timeout=timeout)
-        except BoxwoodError:
+        except BaseException:
             if problem:
                 raise problem[0] from None
             raise
@@ -483,5 +479,8 @@ class Sandbox:
         stream = self._client._caller.stream(
             "Download", pb.DownloadRequest(sandbox_id=self.id, path=remote, turn_id=turn_id), timeout=timeout
         )
-        with contextlib.closing(stream):  # type: ignore[type-var]
-            return _tar.unpack((message.chunk for message in stream), remote, Path(local), unsafe)
+        with contextlib.closing(stream):
+            return consume(
+                (message.chunk for message in stream),
+                lambda chunks: _tar.unpack(chunks, remote, Path(local), unsafe),
+            )

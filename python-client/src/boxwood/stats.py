@@ -18,7 +18,7 @@ def arrow() -> Any:
     """Imports pyarrow, or says how to get it."""
     try:
         import pyarrow
-        import pyarrow.ipc
+        import pyarrow.ipc  # pyright: ignore[reportUnusedImport]
     except ImportError as problem:
         raise errors.unsupported(
             f"statistics as Arrow tables need pyarrow, which can't be imported: {problem}",
@@ -30,7 +30,8 @@ def arrow() -> Any:
 def reader(chunks: Iterable[bytes]) -> pyarrow.RecordBatchReader:
     """Reads a stream of Arrow IPC bytes batch by batch, as they come."""
     pa = arrow()
-    return pa.ipc.open_stream(io.BufferedReader(ChunkReader(chunks), 1 << 20))
+    batches: pyarrow.RecordBatchReader = pa.ipc.open_stream(io.BufferedReader(ChunkReader(chunks), 1 << 20))
+    return batches
 
 
 def table(chunks: Iterable[bytes]) -> pyarrow.Table:

@@ -1,3 +1,4 @@
+# Written by scripts/gen-sync.py from aio/tree.py: edit that.
 """Trees: all nodes grown from one start state."""
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class Tree:
             InvalidArgument: It was made with `with_sandbox=False`, or read by `Client.tree`.
         """
         if self._sandbox is None:
-            raise errors.invalid("this tree's handle has no sandbox", "fork one: tree.root.fork()")
+            raise errors.invalid("this tree's handle has no sandbox", "fork one: root.fork()")
         return self._sandbox
 
     def nodes(
@@ -163,7 +164,7 @@ class Tree:
             )
             came = False
             try:
-                with contextlib.closing(events):  # type: ignore[type-var]
+                with contextlib.closing(events):
                     for event in events:
                         came = True
                         after = event.index

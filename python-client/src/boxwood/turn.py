@@ -1,79 +1,65 @@
-"""What runs in a turn: commands as messages, their output, and turns of several commands."""
+# Written by scripts/gen-sync.py from aio/turn.py: edit that.
+"""Turns: what they answered, those of several commands, and how a command's output is handed on."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 from . import _wire, errors
+from ._command import LONGEST_TURN, MARGIN, Command, OnOutput, command_message
+from ._face import settle
 from ._proto import boxwood_pb2 as pb
 from .errors import CommandFailed
-from .records import CommandResult, Turn
+from .records import CommandResult, Effect, Observation, Observed, Timings, TurnStatus, Verdict
 
 if TYPE_CHECKING:
-    from ._channel import Caller
+    from ._face import Caller
     from .node import Node
     from .sandbox import Sandbox
 
-Command: TypeAlias = "str | bytes | Sequence[str | bytes]"
-Ack = Literal["recorded", "captured"]
-OnOutput = Callable[[bytes], object]
 
-# A transfer's piece, and the most that one ReadFile or WriteFile takes.
-PIECE = 4 << 20
+@dataclasses.dataclass(frozen=True, repr=False)
+class Turn(Observed):
+    """One turn: what it answered, and the node that it became.
 
-# A turn whose deadline is the tree's default is bounded by the daemon; this only
-# bounds a daemon that stopped answering.
-LONGEST_TURN = 24 * 3600.0
+    Attributes:
+        node: The node, durable. A scratch sandbox's turns have a node without an id.
+        timings: Where the time went.
+        sandbox_lost: Whether the sandbox died in the turn.
+    """
 
-# What a call may take beyond the turn's own deadline: waiting for the earlier
-# capture, the kill, the record.
-MARGIN = 60.0
+    node: Node
+    timings: Timings
+    sandbox_lost: bool = False
 
+    @property
+    def observation(self) -> Observation:  # type: ignore[override]
+        """What the command answered."""
+        return self.node.observation
 
-def as_bytes(value: str | bytes) -> bytes:
-    """Text as UTF-8; what `exact_text` gave goes back to its own bytes."""
-    return value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
+    @property
+    def status(self) -> TurnStatus:  # type: ignore[override]
+        """How the turn ended."""
+        return self.node.turn_status
 
+    @property
+    def verdict(self) -> Verdict:
+        """What the turn changed."""
+        return self.node.verdict
 
-def ns(seconds: float | None) -> int:
-    """Seconds as nanoseconds; None is 0, the daemon's default."""
-    return 0 if seconds is None else max(round(seconds * 1e9), 1)
+    @property
+    def effects(self) -> tuple[Effect, ...]:
+        """The first effects; `node.effect_count` counts them all."""
+        return self.node.effects
 
-
-def command_message(
-    command: Command,
-    cwd: str | None,
-    env: Mapping[str, str] | None,
-    user: str | None,
-    stdin: str | bytes | None,
-    timeout: float | None,
-    output_limit: int,
-) -> pb.Command:
-    """Writes a Command message; see `Sandbox.run` for the arguments."""
-    message = pb.Command(deadline_ns=ns(timeout), output_limit=output_limit)
-    if cwd:
-        message.cwd = cwd
-    if user:
-        message.user = user
-    if env:
-        message.env.update(env)
-    if stdin:
-        message.stdin = as_bytes(stdin)
-    if isinstance(command, (str, bytes)):
-        message.shell = as_bytes(command)
-    else:
-        message.argv.extend(as_bytes(argument) for argument in command)
-    return message
-
-
-def ack_message(ack: Ack) -> pb.Ack.ValueType:
-    """Writes what a turn's reply waits for."""
-    if ack not in ("recorded", "captured"):
-        raise errors.invalid(f'ack must be "recorded" or "captured", not {ack!r}')
-    return pb.ACK_CAPTURED if ack == "captured" else pb.ACK_RECORDED
+    def __repr__(self) -> str:
+        how = str(self.status) if self.status is not TurnStatus.COMPLETED else f"exit {self.exit_code}"
+        ms = self.timings.total * 1e3
+        return f"<Turn {self.node.id or 'scratch'} {how}, verdict {self.verdict}, {ms:.1f} ms>"
 
 
 class Relay:
@@ -92,9 +78,9 @@ class Relay:
         if self._muted:
             return
         if event.stdout and self._out is not None:
-            self._out(event.stdout)
+            settle(self._out(event.stdout))
         if event.stderr and self._err is not None:
-            self._err(event.stderr)
+            settle(self._err(event.stderr))
 
 
 def last_event(
@@ -107,7 +93,7 @@ def last_event(
         method, request, timeout=timeout, retry=retry, on_restart=relay.restart if retry else None
     )
     outcome: pb.TurnEvent | None = None
-    with contextlib.closing(events):  # type: ignore[type-var]
+    with contextlib.closing(events):
         for event in events:
             if event.HasField("result") or event.HasField("command"):
                 outcome = event

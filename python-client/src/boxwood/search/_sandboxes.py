@@ -11,10 +11,11 @@ from typing import TypeVar
 from .. import node as nodes
 from .._proto import boxwood_pb2 as pb
 from ..errors import BoxwoodError, InvalidArgument, NotFound
-from ..node import Annotation, Node
-from ..records import Turn, TurnStatus
+from ..node import Node
+from ..records import Annotation, TurnStatus
 from ..sandbox import Sandbox
 from ..tree import Tree
+from ..turn import Turn
 from ._types import Action, Ran, Seen
 
 T = TypeVar("T")

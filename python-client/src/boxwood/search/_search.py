@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from ..errors import BoxwoodError, InfrastructureError, InvalidArgument, NodeWithheld, invalid
-from ..node import Annotation
+from ..records import Annotation
 from ._advantages import Estimator, Weights, spo
 from ._trajectory import Trajectory, trajectories
 from ._types import Action, History, Place, Policy, Ran, Reward, Rollout, Step, number, pack, unpack

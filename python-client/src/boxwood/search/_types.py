@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 from ..errors import invalid
-from ..node import Annotation
+from ..records import Annotation
 
 Status = Literal["planned", "open", "done", "truncated", "declined", "lost", "withheld", "ungraded"]
 """How far a place is.
@@ -185,7 +185,7 @@ class Place:
     @property
     def path(self) -> list[Place]:
         """The places from the root to this one, both included."""
-        path = [self]
+        path: list[Place] = [self]
         while path[-1].parent is not None:
             path.append(path[-1].parent)
         return path[::-1]
@@ -251,8 +251,8 @@ class Ran:
     seen: Seen
     lost: bool = False
     payload: bytes = b""
-    rewards: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    rewards: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
 
 
 class Rollout(Protocol):

@@ -1,0 +1,369 @@
+"""Nodes: the turns of a tree, and what can be done with one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from .. import _wire
+from .._proto import boxwood_pb2 as pb
+from ..records import (
+    Action,
+    CaptureStatus,
+    Effect,
+    Limits,
+    Observation,
+    ProcessKind,
+    Pruned,
+    TurnStatus,
+    Verdict,
+    annotation,
+)
+
+if TYPE_CHECKING:
+    from ..errors import ForkError
+    from ._forking import Forking
+    from .client import Client
+    from .sandbox import Sandbox
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Node:
+    """A turn boundary of a tree, as it was when it was read. Equal to any other reading of it.
+
+    Attributes:
+        id: Its id.
+        tree_id: Its tree.
+        parent_id: The node before it; empty for the root.
+        depth: Its distance from the root.
+        ordinal: Its place among its parent's children, from 0.
+        action: What ran.
+        observation: What it answered; empty in a brief listing.
+        turn_status: How the turn ended.
+        verdict: What changed, by halves.
+        external: Whether something left the sandbox.
+        reasons: Why the verdict is what it is.
+        effects: The first effects; empty in a brief listing.
+        effect_count: How many there are.
+        checkpoint_id: The checkpoint that a fork uses; empty while pending or withheld.
+        checkpoint_node_id: The node that this checkpoint was made for.
+        process_kind: The kind of the saved process half.
+        capture: How far the capture is.
+        withheld_reason: Why it can't be restored exactly.
+        rewards: Rewards by name.
+        value: Value that backups carry up.
+        visits: Visits that backups count.
+        labels: The trainer's own words.
+        policy_version: Which policy acted.
+        payload_digest: sha256 of the payload in hex, empty if there is none.
+        payload_bytes: Its size.
+        started_at: When the turn began, ns.
+        ended_at: When its observation was complete, ns.
+        frozen_at: When the checkpoint's state was frozen, ns; 0 if shared.
+        survivors_ran: Whether processes of earlier turns ran in between.
+        pinned: Whether it is kept from pruning.
+        modify_index: Grows with every change.
+        sandbox_id: The sandbox that ran the turn.
+    """
+
+    id: str
+    tree_id: str
+    parent_id: str
+    depth: int
+    ordinal: int
+    action: Action
+    observation: Observation
+    turn_status: TurnStatus
+    verdict: Verdict
+    external: bool
+    reasons: tuple[str, ...]
+    effects: tuple[Effect, ...]
+    effect_count: int
+    checkpoint_id: str
+    checkpoint_node_id: str
+    process_kind: ProcessKind
+    capture: CaptureStatus
+    withheld_reason: str
+    rewards: Mapping[str, float]
+    value: float
+    visits: int
+    labels: Mapping[str, str]
+    policy_version: str
+    payload_digest: str
+    payload_bytes: int
+    started_at: int
+    ended_at: int
+    frozen_at: int
+    survivors_ran: bool
+    pinned: bool
+    modify_index: int
+    sandbox_id: str
+    _client: Client
+
+    if not TYPE_CHECKING:  # or a misspelt name would pass for a field
+
+        def __getattr__(self, name: str) -> Any:
+            """Reads the fields out of the message, when the first of them is asked for."""
+            fields = self.__dict__
+            # Two threads may both come here; they find the same.
+            if (message := fields.get("_message")) is not None:
+                fields.update(_read(message))
+                fields["_message"] = None
+            if name in fields:
+                return fields[name]
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        if (message := state.pop("_message", None)) is not None:
+            state.update(_read(message))
+        return state
+
+    def __eq__(self, other: object) -> bool:
+        return self.id == other.id if isinstance(other, Node) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        rewards = "".join(f", {name} {value:g}" for name, value in sorted(self.rewards.items()))
+        what = self.action.text.splitlines()[0][:40] if self.action.text else "root"
+        return (
+            f"<Node {self.id} depth {self.depth} {what!r}, verdict {self.verdict}, {self.capture}{rewards}>"
+        )
+
+    @property
+    def is_root(self) -> bool:
+        """Whether it is its tree's root."""
+        return not self.parent_id
+
+    @property
+    def captured(self) -> bool:
+        """Whether it can be forked without waiting."""
+        return self.capture in (CaptureStatus.CAPTURED, CaptureStatus.PROVEN)
+
+    async def refresh(self) -> Node:
+        """Reads it again."""
+        return await self._client.node(self.id)
+
+    async def parent(self) -> Node | None:
+        """The node before it; None for the root."""
+        return await self._client.node(self.parent_id) if self.parent_id else None
+
+    async def children(self, *, brief: bool = False) -> list[Node]:
+        """The nodes that follow it, in order.
+
+        Args:
+            brief: Leave observations and effects out.
+        """
+        below = self._client._list_nodes(
+            pb.ListNodesRequest(tree_id=self.tree_id, under=self.id, brief=brief)
+        )
+        return sorted([n async for n in below if n.parent_id == self.id], key=lambda n: n.ordinal)
+
+    async def path(self) -> list[Node]:
+        """All nodes from the root to this one, both included; one call a node."""
+        nodes: list[Node] = [self]
+        while (before := await nodes[-1].parent()) is not None:
+            nodes.append(before)
+        return nodes[::-1]
+
+    def fork(
+        self,
+        n: int = 1,
+        *,
+        scratch: bool = False,
+        min_ready: int = 0,
+        replace_failed: bool = False,
+        deadline: float | None = None,
+        labels: Mapping[str, str] | None = None,
+        lease: float | None = None,
+        limits: Limits | None = None,
+        seed: int = 0,
+        idempotency_key: str | None = None,
+    ) -> Forking:
+        """Makes n live sandboxes that stand at this node, all from one checkpoint.
+
+        Waits for the node's capture if it is pending. Each child succeeds or fails
+        alone: the list has one item a child, in order, a `Sandbox` or a `ForkError`.
+
+        Args:
+            n: How many, 1 to 1024.
+            scratch: Their turns write no nodes.
+            min_ready: Below this many ready children the others are released and the
+                call fails; 0: no bound.
+            replace_failed: Try a child that failed for a retryable reason once more.
+            deadline: Seconds for the whole call; the client's timeout if None.
+            labels: The sandboxes' labels.
+            lease: Seconds that a child lives without a call; the tree's default if None.
+            limits: The children's limits.
+            seed: Each child's environment gets a BOXWOOD_SEED made from it; 0: none.
+            idempotency_key: Repeating a call with the same key gives the same children.
+
+        Raises:
+            NodeWithheld: The node can't be restored exactly.
+            ResourceExhausted: Fewer than `min_ready` children found room.
+        """
+        return self._client._fork_one(
+            self,
+            n,
+            scratch=scratch,
+            min_ready=min_ready,
+            replace_failed=replace_failed,
+            deadline=deadline,
+            labels=labels,
+            lease=lease,
+            limits=limits,
+            seed=seed,
+            idempotency_key=idempotency_key,
+        )
+
+    def fork_iter(
+        self,
+        n: int = 1,
+        *,
+        scratch: bool = False,
+        min_ready: int = 0,
+        replace_failed: bool = False,
+        deadline: float | None = None,
+        labels: Mapping[str, str] | None = None,
+        lease: float | None = None,
+        limits: Limits | None = None,
+        seed: int = 0,
+        idempotency_key: str | None = None,
+    ) -> AsyncIterator[Sandbox | ForkError]:
+        """As `fork`, but gives each child as soon as it is ready.
+
+        Leaving the loop early cancels the rest; children that were ready but not yet
+        given end with their lease.
+        """
+        return self._client._fork_iter(
+            {self: n},
+            scratch=scratch,
+            min_ready=min_ready,
+            replace_failed=replace_failed,
+            deadline=deadline,
+            labels=labels,
+            lease=lease,
+            limits=limits,
+            seed=seed,
+            idempotency_key=idempotency_key,
+        )
+
+    async def annotate(
+        self,
+        *,
+        reward: float | None = None,
+        rewards: Mapping[str, float] | None = None,
+        value: float | None = None,
+        visits: int | None = None,
+        labels: Mapping[str, str] | None = None,
+        policy_version: str | None = None,
+        payload: bytes | None = None,
+    ) -> None:
+        """Sets what is given and leaves the rest; durable when it returns.
+
+        Args:
+            reward: Short for ``rewards={"reward": x}``.
+            rewards: Rewards by name.
+            value: The node's value.
+            visits: Its visits.
+            labels: Labels; an empty value removes one.
+            policy_version: Which policy acted.
+            payload: Up to 1 MiB of your own bytes, never read by the engine.
+        """
+        note = annotation(
+            reward=reward,
+            rewards=rewards,
+            value=value,
+            visits=visits,
+            labels=labels,
+            policy_version=policy_version,
+            payload=payload,
+        )
+        await self._client.annotate({self: note})
+
+    async def wait_captured(self, timeout: float | None = None) -> Node:
+        """Waits until it is captured or withheld, and reads it again.
+
+        Args:
+            timeout: Seconds; the client's timeout if None.
+
+        Raises:
+            DeadlineExceeded: It took longer.
+        """
+        (node,) = await self._client.wait_captured([self], timeout=timeout)
+        return node
+
+    async def payload(self) -> bytes:
+        """Its payload; empty if it has none."""
+        return await self._client._payload(self.id)
+
+    async def prune(self, *, keep_node: bool = False, release_sandboxes: bool = False) -> Pruned:
+        """Removes it and all below it.
+
+        Args:
+            keep_node: Remove only what lies below.
+            release_sandboxes: Release the sandboxes that stand there.
+
+        Raises:
+            FailedPrecondition: A node there is pinned, or a sandbox stands there and
+                `release_sandboxes` is false.
+        """
+        return await self._client._prune(self.id, keep_node, release_sandboxes)
+
+    async def pin(self) -> None:
+        """Keeps it from being pruned."""
+        await self._client._pin([self.id], True)
+
+    async def unpin(self) -> None:
+        """Lets it be pruned again."""
+        await self._client._pin([self.id], False)
+
+
+def from_message(client: Client, m: pb.Node) -> Node:
+    """Reads a Node message: at once who it is, the rest when it is asked for.
+
+    Most nodes of a rollout are looked at by few fields, or by their id alone, and all
+    fields together cost about as much as the call that brought them.
+    """
+    node = object.__new__(Node)
+    node.__dict__.update(id=m.id, _client=client, _message=m)
+    return node
+
+
+def _read(m: pb.Node) -> dict[str, Any]:
+    return {
+        "tree_id": m.tree_id,
+        "parent_id": m.parent_id,
+        "depth": m.depth,
+        "ordinal": m.ordinal,
+        "action": Action(m.action.text.decode("utf-8", "replace"), tuple(m.action.argv), m.action.steps),
+        "observation": _wire.observation(m.observation),
+        "turn_status": _wire.turn_status(m.turn_status),
+        "verdict": _wire.verdict(m.verdict),
+        "external": m.external,
+        "reasons": tuple(m.reasons),
+        "effects": _wire.effects(m.effects),
+        "effect_count": m.effect_count,
+        "checkpoint_id": m.checkpoint_id,
+        "checkpoint_node_id": m.checkpoint_node_id,
+        "process_kind": _wire.process_kind(m.process_kind),
+        "capture": _wire.capture_status(m.capture),
+        "withheld_reason": m.withheld_reason,
+        "rewards": dict(m.rewards),
+        "value": m.value,
+        "visits": m.visits,
+        "labels": dict(m.labels),
+        "policy_version": m.policy_version,
+        "payload_digest": m.payload_digest,
+        "payload_bytes": m.payload_bytes,
+        "started_at": m.started_at,
+        "ended_at": m.ended_at,
+        "frozen_at": m.frozen_at,
+        "survivors_ran": m.survivors_ran,
+        "pinned": m.pinned,
+        "modify_index": m.modify_index,
+        "sandbox_id": m.sandbox_id,
+    }
