@@ -107,7 +107,7 @@ def loss_weights(leaves: Sequence[Place], rule: Weights) -> list[list[float]]:
         below = _below(leaves)
         return [[1.0 / below[place] for place in leaf.path[1:]] for leaf in leaves]
     seen: set[Place] = set()
-    result: list[float] = []
+    result: list[list[float]] = []
     for leaf in leaves:
         result.append([0.0 if place in seen else 1.0 for place in leaf.path[1:]])
         seen.update(leaf.path)
