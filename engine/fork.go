@@ -263,7 +263,7 @@ func (e *Engine) conceive(p point, want, child int, o ForkOptions) *birth {
 		lease = e.cfg.Lease
 	}
 	b.rec = &tree.Sandbox{
-		ID: ids.NewSandbox(), Tree: p.node.Tree, Head: p.node.ID, Generation: gen, Scratch: o.Scratch, State: tree.Live,
+		ID: ids.NewSandbox(), Tree: p.node.Tree, Head: p.node.ID, Generation: gen, Scratch: o.Scratch,
 		Lease: lease, LeaseUntil: time.Now().Add(lease), Labels: o.Labels, Hostname: hostname(gen), Limits: limits,
 	}
 	b.row = stats.ForkRow{

@@ -206,7 +206,7 @@ func (s *sandbox) record() *tree.Sandbox {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return &tree.Sandbox{
-		ID: s.id, Tree: s.tree, Head: s.head, Generation: s.body.gen, Scratch: s.scratch, State: tree.Live,
+		ID: s.id, Tree: s.tree, Head: s.head, Generation: s.body.gen, Scratch: s.scratch,
 		LeaseUntil: s.leaseUntil, Lease: s.lease, Labels: s.labels, Hostname: s.body.hostname, Limits: s.limits,
 		Commands: s.body.box.Commands(),
 	}

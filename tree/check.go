@@ -1,7 +1,6 @@
 package tree
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -30,7 +29,7 @@ func (s *Store) Check(ctx context.Context) (wrong []string, err error) {
 		func() error {
 			return same(c, treeRows, layoutTree, c.Trees(), func(t *Tree) string { return string(t.ID) })
 		},
-		func() error { return same(c, nodeRows, layoutNode, scan[Node](c.reader, nodes, byID, nil), nodeID) },
+		c.nodes, c.indexes,
 		func() error {
 			return same(c, checkpointRows, layoutCheckpoint, c.Checkpoints(), func(k *Checkpoint) string { return string(k.ID) })
 		},
@@ -97,19 +96,57 @@ func (c *checker) say(format string, args ...any) {
 	c.wrong = append(c.wrong, fmt.Sprintf(format, args...))
 }
 
-func nodeID(n *Node) string { return string(n.ID) }
+// nodes are bytes in memory, too.
+func (c *checker) nodes() error {
+	want := map[string]string{}
+	for row := range c.allNodes() {
+		want[ids.Text("nd_", row.id)] = row.b
+	}
+	return c.compare(nodeRows, want)
+}
+
+// indexes of nodes have what they should, and no more.
+func (c *checker) indexes() error {
+	have := make([]int, len(nodeIndexes))
+	for row := range c.allNodes() {
+		for i, k := range row.mustRefs().keys() {
+			if k == nil {
+				continue
+			}
+			have[i]++
+			if _, ok := nodeIndexes[i].get(c.reader, k); !ok {
+				c.say("node %s isn't in the index %s", ids.Text("nd_", row.id), nodeIndexes[i].name)
+			}
+		}
+	}
+	for i, t := range nodeIndexes {
+		n := 0
+		for range t.scan(c.reader, nil) {
+			n++
+		}
+		if n != have[i] {
+			c.say("the index %s has %d nodes, and should have %d", t.name, n, have[i])
+		}
+	}
+	return nil
+}
 
 // same compares the rows of one kind.
 func same[T any](c *checker, r rows, layout func(*coder, *T), memory iter.Seq[*T], id func(*T) string) error {
-	want := map[string][]byte{}
+	want := map[string]string{}
 	for v := range memory {
-		want[id(v)] = encode(v, layout)
+		want[id(v)] = string(encode(v, layout))
 	}
+	return c.compare(r, want)
+}
+
+// compare holds the rows of one kind against what memory has.
+func (c *checker) compare(r rows, want map[string]string) error {
 	err := c.log.each(r, func(k, value []byte) error {
 		b, ok := want[string(k)]
 		if !ok {
 			c.say("row %c %s is in the log and not in memory", r, k)
-		} else if !bytes.Equal(b, value) {
+		} else if b != string(value) {
 			c.say("row %c %s differs between the log and memory", r, k)
 		}
 		delete(want, string(k))
@@ -145,12 +182,12 @@ func (c *checker) payloads() error {
 		if sum := sha256.Sum256(value); hex.EncodeToString(sum[:]) != string(digest) {
 			c.say("payload %s has other bytes than were put", digest)
 		}
-		if _, used := find[Node](c.reader, nodes, byPayload, key(string(digest))); !used {
+		if !c.payloadUsed(string(digest)) {
 			c.say("payload %s has no node", digest)
 		}
 		return nil
 	})
-	for n := range scan[Node](c.reader, nodes, byPayload, nil) {
+	for n := range c.nodesIn(nodesByPayload, nil) {
 		if _, err := c.log.get(rowKey(payloadRows, n.PayloadDigest)); errors.Is(err, pebble.ErrNotFound) {
 			c.say("node %s names payload %s, which isn't there", n.ID, n.PayloadDigest)
 		} else if err != nil {
@@ -183,7 +220,8 @@ func (c *checker) references() {
 			c.say("tree %s: its root %s isn't there or isn't a root of it", t.ID, t.Root)
 		}
 	}
-	for n := range scan[Node](c.reader, nodes, byID, nil) {
+	for row := range c.allNodes() {
+		n := row.node()
 		if _, err := c.Tree(n.Tree); err != nil {
 			c.say("node %s: %v", n.ID, err)
 		}
@@ -201,7 +239,7 @@ func (c *checker) references() {
 		}
 	}
 	for k := range c.Checkpoints() {
-		if _, used := find[Node](c.reader, nodes, byCheckpoint, key(k.ID)); !used {
+		if !c.checkpointUsed(k.ID) {
 			c.say("checkpoint %s has no node", k.ID)
 		}
 		if k.State != "" {

@@ -1,7 +1,9 @@
 package tree
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -10,6 +12,8 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/boxwood-rl/boxwood/internal/ids"
 )
 
 // Values in the log are protobuf wire format, written by hand. One layout
@@ -153,6 +157,43 @@ func text[T ~string](c *coder, n protowire.Number, p *T) {
 		}
 	} else if *p != "" {
 		c.out = protowire.AppendString(protowire.AppendTag(c.out, n, protowire.BytesType), string(*p))
+	}
+}
+
+// name is an id, as the 16 bytes of ids.Binary. Format 1 wrote the text, which no id
+// has 16 bytes of.
+func name[T ~string](c *coder, n protowire.Number, p *T, prefix string) {
+	if c.decoding {
+		b, ok := c.takeBytes(n)
+		if ok && len(b) == 16 {
+			*p = T(ids.Text(prefix, [16]byte(b)))
+		} else if ok {
+			*p = T(b)
+		}
+		return
+	}
+	if b, ok := ids.Binary(string(*p), prefix); ok {
+		c.putBytes(n, b[:])
+	} else {
+		text(c, n, p)
+	}
+}
+
+// digest is a sha256 in hex, as its 32 bytes. Format 1 wrote the text.
+func (c *coder) digest(n protowire.Number, p *string) {
+	if c.decoding {
+		b, ok := c.takeBytes(n)
+		if ok && len(b) == sha256.Size {
+			*p = hex.EncodeToString(b)
+		} else if ok {
+			*p = string(b)
+		}
+		return
+	}
+	if b, err := hex.DecodeString(*p); err == nil && len(b) == sha256.Size && hex.EncodeToString(b) == *p {
+		c.putBytes(n, b)
+	} else {
+		text(c, n, p)
 	}
 }
 

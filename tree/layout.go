@@ -31,11 +31,12 @@ func layoutLimits(c *coder, l *Limits) {
 	signed(c, 4, &l.DiskBytes)
 }
 
-// layoutNode is the part of a node that is kept in memory, too.
+// layoutNode is the part of a node that is kept in memory, too, as these bytes. Of
+// the rows of nodes, those that format 1 wrote have field 1; it is their key.
 func layoutNode(c *coder, n *Node) {
-	text(c, 1, &n.ID)
-	text(c, 2, &n.Tree)
-	text(c, 3, &n.Parent)
+	name(c, 1, &n.ID, "nd_")
+	name(c, 2, &n.Tree, "tr_")
+	name(c, 3, &n.Parent, "nd_")
 	signed(c, 4, &n.Depth)
 	signed(c, 5, &n.Ordinal)
 	unsigned(c, 6, &n.TurnStatus)
@@ -43,21 +44,21 @@ func layoutNode(c *coder, n *Node) {
 	c.flag(8, &n.External)
 	signed(c, 9, &n.EffectCount)
 	unsigned(c, 10, &n.Capture)
-	text(c, 11, &n.Checkpoint)
+	name(c, 11, &n.Checkpoint, "ck_")
 	text(c, 12, &n.WithheldReason)
 	c.scores(13, &n.Rewards)
 	c.real(14, &n.Value)
 	signed(c, 15, &n.Visits)
 	c.labels(16, &n.Labels)
 	text(c, 17, &n.PolicyVersion)
-	text(c, 18, &n.PayloadDigest)
+	c.digest(18, &n.PayloadDigest)
 	signed(c, 19, &n.PayloadBytes)
 	c.flag(20, &n.Pinned)
 	c.instant(21, &n.StartedAt)
 	c.instant(22, &n.EndedAt)
 	c.instant(23, &n.FrozenAt)
 	c.flag(24, &n.SurvivorsRan)
-	text(c, 25, &n.Sandbox)
+	name(c, 25, &n.Sandbox, "sb_")
 	nested(c, 26, &n.Timings, layoutTimings)
 	nested(c, 27, &n.Observation, layoutOutcome)
 	unsigned(c, 28, &n.ModifyIndex)
@@ -140,13 +141,13 @@ func layoutSandbox(c *coder, s *Sandbox) {
 	text(c, 3, &s.Head)
 	text(c, 4, &s.Generation)
 	c.flag(5, &s.Scratch)
-	unsigned(c, 6, &s.State)
+	// 6 was a state that was never set.
 	c.instant(7, &s.LeaseUntil)
 	signed(c, 8, &s.Lease)
 	c.labels(9, &s.Labels)
 	text(c, 10, &s.Hostname)
 	nested(c, 11, &s.Limits, layoutLimits)
-	c.blob(12, &s.Box)
+	// 12 was what a body's file has (engine/births.go).
 	unsigned(c, 13, &s.Commands)
 	unsigned(c, 14, &s.ModifyIndex)
 }

@@ -1,8 +1,13 @@
 package tree
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
+	"runtime"
+	"slices"
+	"sort"
+	"sync"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/hashicorp/go-memdb"
@@ -17,11 +22,11 @@ func load(log *disk) (*instant, error) {
 	if err != nil {
 		return nil, fault.New(fault.Internal, "schema", "making the tables: %w", err)
 	}
-	l := &loader{log: log, tx: Tx{reader: reader{txn: db.Txn(true)}}, counts: map[string]int{}, names: map[string]string{}}
+	l := &loader{log: log, tx: Tx{reader: reader{txn: db.Txn(true)}}, counts: map[string]int{}}
 	defer l.tx.txn.Abort()
 	for _, step := range []func() error{
 		rowsOf(l, treeRows, trees, layoutTree, func(t *Tree) { l.add(trees, "") }),
-		rowsOf(l, nodeRows, nodes, layoutNode, func(n *Node) { l.share(n); l.add(nodes, n.Tree) }),
+		l.nodes,
 		rowsOf(l, checkpointRows, checkpoints, layoutCheckpoint, func(k *Checkpoint) { l.add(checkpoints, k.Tree) }),
 		rowsOf(l, processRows, processes, layoutProcess, func(*ProcessState) {}),
 		rowsOf(l, sandboxRows, sandboxes, layoutSandbox, func(s *Sandbox) { l.add(sandboxes, s.Tree) }),
@@ -55,7 +60,6 @@ type loader struct {
 	log    *disk
 	tx     Tx
 	counts map[string]int
-	names  map[string]string
 }
 
 func (l *loader) add(table string, tree ids.Tree) {
@@ -65,39 +69,139 @@ func (l *loader) add(table string, tree ids.Tree) {
 	}
 }
 
-// share lets nodes have one string for what many of them name: a third of
-// their memory otherwise.
-func (l *loader) share(n *Node) {
-	n.Tree = intern(l, n.Tree)
-	n.Parent = intern(l, n.Parent)
-	n.Sandbox = intern(l, n.Sandbox)
-	n.Checkpoint = intern(l, n.Checkpoint)
-	n.PolicyVersion = intern(l, n.PolicyVersion)
-	l.names[string(n.ID)] = string(n.ID)
+// nodes loads what there is most of: one goroutine reads the log, one for each processor
+// takes rows apart, and tables are made of sorted keys, not key by key.
+func (l *loader) nodes() error {
+	type part struct {
+		at   int
+		ids  []byte
+		rows []string
+		keys [len(refsKeys{})][]byte
+		of   map[nodeKey]int // nodes of each tree
+		err  error
+	}
+	todo, done := make(chan *part, 4), make(chan *part, 4)
+	var workers sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		workers.Go(func() {
+			for p := range todo {
+				p.of = map[nodeKey]int{}
+				for i, b := range p.rows {
+					f, err := nodeRow{nodeKey(p.ids[16*i:]), b}.refs()
+					if err != nil {
+						p.err = damagedRow(nodeRows, ids.Text("nd_", nodeKey(p.ids[16*i:])), err)
+						break
+					}
+					p.of[f.tree]++
+					for j, k := range f.keys() {
+						p.keys[j] = append(p.keys[j], k...)
+					}
+				}
+				done <- p
+			}
+		})
+	}
+	var parts []*part
+	gathered := make(chan struct{})
+	go func() {
+		defer close(gathered)
+		for p := range done {
+			parts = append(parts, p)
+		}
+	}()
+	const partSize = 4096
+	next := &part{}
+	read := l.log.each(nodeRows, func(id, value []byte) error {
+		k, ok := ids.Binary(string(id), "nd_")
+		if !ok {
+			return damagedRow(nodeRows, string(id), errors.New("it has no id"))
+		}
+		next.ids, next.rows = append(next.ids, k[:]...), append(next.rows, string(value))
+		if len(next.rows) == partSize {
+			todo <- next
+			next = &part{at: next.at + 1, ids: make([]byte, 0, 16*partSize), rows: make([]string, 0, partSize)}
+		}
+		return nil
+	})
+	todo <- next
+	close(todo)
+	workers.Wait()
+	close(done)
+	<-gathered
+	if read != nil {
+		return l.fault(read)
+	}
+
+	slices.SortFunc(parts, func(a, b *part) int { return a.at - b.at })
+	var all part
+	for _, p := range parts {
+		if p.err != nil {
+			return p.err
+		}
+		all.ids, all.rows = append(all.ids, p.ids...), append(all.rows, p.rows...)
+		for j, ks := range p.keys {
+			all.keys[j] = append(all.keys[j], ks...)
+		}
+		for tree, n := range p.of {
+			l.counts[counter(nodes, ids.Text("tr_", tree))] += n
+		}
+		*p = part{}
+	}
+	l.counts[nodes] = len(all.rows)
+	var sorting sync.WaitGroup
+	for j, t := range nodeIndexes {
+		sorting.Go(func() { sort.Sort(&flat{all.keys[j], t.size, make([]byte, t.size)}) })
+	}
+	sorting.Wait()
+	if err := nodeTable.fill(l.tx.txn, all.ids, all.rows); err != nil {
+		return err
+	}
+	for j, t := range nodeIndexes {
+		if err := t.fill(l.tx.txn, all.keys[j], make([]struct{}, len(all.keys[j])/t.size)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-func intern[T ~string](l *loader, s T) T {
-	if known, ok := l.names[string(s)]; ok {
-		return T(known)
+// flat sorts keys of one size that lie back to back.
+type flat struct {
+	keys []byte
+	size int
+	hold []byte
+}
+
+func (f *flat) at(i int) []byte    { return f.keys[i*f.size : (i+1)*f.size] }
+func (f *flat) Len() int           { return len(f.keys) / f.size }
+func (f *flat) Less(i, j int) bool { return bytes.Compare(f.at(i), f.at(j)) < 0 }
+func (f *flat) Swap(i, j int) {
+	copy(f.hold, f.at(i))
+	copy(f.at(i), f.at(j))
+	copy(f.at(j), f.hold)
+}
+
+func damagedRow(r rows, id string, err error) error {
+	return fault.New(fault.DataLoss, "log_damaged", "row %c%q: %w", r, id, err)
+}
+
+// fault is what reading rows came to.
+func (l *loader) fault(err error) error {
+	if err != nil && fault.As(err).Kind != fault.DataLoss {
+		return openFault(l.log.dir, err)
 	}
-	l.names[string(s)] = string(s)
-	return s
+	return err
 }
 
 func rowsOf[T any](l *loader, r rows, table string, layout func(*coder, *T), seen func(*T)) func() error {
 	return func() error {
-		err := l.log.each(r, func(id, value []byte) error {
+		return l.fault(l.log.each(r, func(id, value []byte) error {
 			v, err := decode(value, layout)
 			if err != nil {
-				return fault.New(fault.DataLoss, "log_damaged", "row %c%q: %w", r, id, err)
+				return damagedRow(r, string(id), err)
 			}
 			seen(v)
 			return l.tx.txn.Insert(table, v)
-		})
-		if err != nil && fault.As(err).Kind != fault.DataLoss {
-			return openFault(l.log.dir, err)
-		}
-		return err
+		}))
 	}
 }
 

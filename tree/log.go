@@ -42,7 +42,8 @@ const (
 //
 //	1  the first
 //	2  process states; a checkpoint names one
-const formatVersion = 2
+//	3  node rows have ids and digests in binary, and not their own id
+const formatVersion = 3
 
 var (
 	formatKey  = rowKey(metaRows, "format")
@@ -150,11 +151,14 @@ func openDisk(dir string, o Options) (*disk, error) {
 
 // checkFormat refuses what a newer program wrote, and signs what is new.
 func (d *disk) checkFormat() error {
-	b, err := d.get(formatKey)
-	if errors.Is(err, pebble.ErrNotFound) {
+	sign := func() error {
 		batch := d.db.NewBatch()
 		_ = batch.Set(formatKey, varint(formatVersion), nil)
 		return d.commit(batch)
+	}
+	b, err := d.get(formatKey)
+	if errors.Is(err, pebble.ErrNotFound) {
+		return sign()
 	}
 	if err != nil {
 		return openFault(d.dir, err)
@@ -163,15 +167,13 @@ func (d *disk) checkFormat() error {
 	if n <= 0 || n != len(b) || v == 0 {
 		return fault.New(fault.DataLoss, "log_damaged", "the log in %s has no readable format version", d.dir)
 	}
-	if v < formatVersion { // all that it has is read as it is
-		batch := d.db.NewBatch()
-		_ = batch.Set(formatKey, varint(formatVersion), nil)
-		return d.commit(batch)
-	}
 	if v > formatVersion {
 		return fault.New(fault.Unsupported, "newer_format",
 			"the state in %s has format %d, and this boxwood knows formats up to %d", d.dir, v, formatVersion).
 			WithHint("use the boxwood that wrote it, or a newer one")
+	}
+	if v < formatVersion { // before the first row that the older program would misread
+		return sign()
 	}
 	return nil
 }

@@ -104,9 +104,9 @@ func (tx *Tx) free(n *Node) error {
 }
 
 func (tx *Tx) removeNode(n *Node) {
-	remove(tx, nodes, nodeRows, string(n.ID), n)
+	tx.dropNode(n)
 	tx.set(rowKey(detailRows, string(n.ID)), nil)
-	tx.events = append(tx.events, Event{Index: tx.step(), tree: n.Tree, Removed: n.ID})
+	tx.events = append(tx.events, Event{Index: tx.step(), tree: n.Tree, node: n.ID, Removed: n.ID})
 	if n.Checkpoint != "" {
 		tx.loose = append(tx.loose, n.Checkpoint)
 	}

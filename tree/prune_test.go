@@ -46,7 +46,7 @@ func TestPruneRefusesWhatIsUsed(t *testing.T) {
 	}{
 		{"pinned", string(b.ID), func(tx *Tx) error { return tx.Pin(b.ID) }, func(tx *Tx) error { return tx.Unpin(b.ID) }},
 		{"sandbox_there", string(sb),
-			func(tx *Tx) error { return tx.PutSandbox(Sandbox{ID: sb, Tree: tr.ID, Head: b.ID, State: Live}) },
+			func(tx *Tx) error { return tx.PutSandbox(Sandbox{ID: sb, Tree: tr.ID, Head: b.ID}) },
 			func(tx *Tx) error { return tx.DeleteSandbox(sb) }},
 		{"checkpoint_shared", string(other.ID),
 			func(tx *Tx) error {

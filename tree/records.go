@@ -216,14 +216,6 @@ type ProcessState struct {
 	ModifyIndex uint64
 }
 
-// SandboxState is where a sandbox is in its life.
-type SandboxState uint8
-
-const (
-	Live SandboxState = iota + 1
-	Gone              // released, expired or lost; kept until its turn's node is decided
-)
-
 // Sandbox is a live process tree that stands at a node.
 type Sandbox struct {
 	ID         ids.Sandbox
@@ -231,14 +223,11 @@ type Sandbox struct {
 	Head       ids.Node
 	Generation ids.Generation
 	Scratch    bool
-	State      SandboxState
 	LeaseUntil time.Time
 	Lease      time.Duration
 	Labels     map[string]string
 	Hostname   string
 	Limits     Limits
-	// Box is what the sandbox layer needs to find pid 1 again after a restart.
-	Box []byte
 	// Commands counts the commands pid 1 has started: one that the store doesn't
 	// know of means that the sandbox isn't as its head node says.
 	Commands uint64

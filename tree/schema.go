@@ -6,9 +6,10 @@ import (
 	"github.com/hashicorp/go-memdb"
 )
 
-// Tables and indexes in memory. An index costs some 400 bytes a row, so each
-// has its reason; what is asked for rarely or of one tree at a time (verdicts,
-// labels, times) is filtered from a tree's nodes, which are thousands.
+// Tables and indexes in memory, each with its reason. Of nodes there are many: they and
+// their indexes lie in pages (nodes.go). What is asked of one tree at a time (verdicts, status,
+// labels, depth, times) is filtered from that tree's nodes: it costs what the tree is
+// large, however many others there are.
 const (
 	trees       = "trees"
 	nodes       = "nodes"
@@ -42,10 +43,13 @@ const (
 func schema() *memdb.DBSchema {
 	s := &memdb.DBSchema{Tables: map[string]*memdb.TableSchema{}}
 	for _, t := range []*memdb.TableSchema{
-		treeSchema(), nodeSchema(), checkpointSchema(), processSchema(), sandboxSchema(), imageSchema(),
+		treeSchema(), nodeTable.schema(), checkpointSchema(), processSchema(), sandboxSchema(), imageSchema(),
 		setupSchema(), replySchema(), condemnedSchema(), removalSchema(), countSchema(), markSchema(),
 	} {
 		s.Tables[t.Name] = t
+	}
+	for _, t := range nodeIndexes {
+		s.Tables[t.name] = t.schema()
 	}
 	return s
 }
@@ -57,32 +61,6 @@ func treeSchema() *memdb.TableSchema {
 		unique(byCreation, func(t *Tree) []byte { return number(t.CreateIndex) }),
 		// TreesOf: an image that a tree stands on isn't removed.
 		many(byImage, func(t *Tree) []byte { return key(t.Image) }),
-	)
-}
-
-func nodeSchema() *memdb.TableSchema {
-	return tableOf(nodes,
-		identity[Node](),
-		// NodesOf: all of a tree in creation order.
-		unique(byTree, func(n *Node) []byte { return number(n.CreateIndex, string(n.Tree)) }),
-		// Children in order, and the next ordinal without counting.
-		unique(byParent, func(n *Node) []byte {
-			if n.Parent == "" {
-				return nil
-			}
-			return number(uint64(n.Ordinal), string(n.Parent))
-		}),
-		// Who shares a checkpoint, and whether anybody still does.
-		many(byCheckpoint, func(n *Node) []byte { return optional(n.Checkpoint) }),
-		// Whether anybody still has a payload. Only nodes with one are in it.
-		many(byPayload, func(n *Node) []byte { return optional(n.PayloadDigest) }),
-		// PendingCaptures at start-up, in creation order; nearly always nearly empty.
-		unique(pending, func(n *Node) []byte {
-			if n.Capture != Recorded {
-				return nil
-			}
-			return number(n.CreateIndex)
-		}),
 	)
 }
 
@@ -184,8 +162,10 @@ func rowID(row any) []byte {
 	switch r := row.(type) {
 	case *Tree:
 		return key(r.ID)
-	case *Node:
-		return key(r.ID)
+	case *page[string]:
+		return r.upto
+	case *page[struct{}]:
+		return r.upto
 	case *Checkpoint:
 		return key(r.ID)
 	case *ProcessState:

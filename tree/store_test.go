@@ -84,13 +84,19 @@ func TestRecordsAreCopied(t *testing.T) {
 func TestCheckFindsMutation(t *testing.T) {
 	s := mustOpen(t, "state", memory())
 	tr := mustTree(t, s)
-	n, _ := s.View().Node(tr.Root)
-	n.Value = 7
+	tr.Closed = true
 	wrong, err := s.Check(context.Background())
 	if err != nil || len(wrong) != 1 {
-		t.Fatalf("got %q, %v; want one line about node %s", wrong, err, n.ID)
+		t.Fatalf("got %q, %v; want one line about tree %s", wrong, err, tr.ID)
 	}
-	n.Value = 0
+	tr.Closed = false
+	// A node is made for who asks: it may be written to.
+	n, _ := s.View().Node(tr.Root)
+	n.Value = 7
+	mustCheck(t, s)
+	if n, _ = s.View().Node(tr.Root); n.Value != 0 {
+		t.Fatal("the store has a reader's node")
+	}
 }
 
 func TestViewIsOneInstant(t *testing.T) {
@@ -181,10 +187,11 @@ func TestRefusedRecords(t *testing.T) {
 		reason string
 	}{
 		"second root":        {child(func(n *Node) { n.Parent = "" }), fault.Invalid, "bad_record"},
-		"no such parent":     {child(func(n *Node) { n.Parent = "nd_x" }), fault.NotFound, "node_not_found"},
-		"no such tree":       {child(func(n *Node) { n.Tree = "tr_x" }), fault.NotFound, "tree_not_found"},
+		"no such parent":     {child(func(n *Node) { n.Parent = ids.NewNode() }), fault.NotFound, "node_not_found"},
+		"no such tree":       {child(func(n *Node) { n.Tree = ids.NewTree() }), fault.NotFound, "tree_not_found"},
 		"parent elsewhere":   {child(func(n *Node) { n.Parent = other.Root }), fault.Invalid, "bad_record"},
-		"no such checkpoint": {child(func(n *Node) { n.Checkpoint = "ck_x" }), fault.NotFound, "checkpoint_not_found"},
+		"no such checkpoint": {child(func(n *Node) { n.Checkpoint = ids.NewCheckpoint() }), fault.NotFound, "checkpoint_not_found"},
+		"no id":              {child(func(n *Node) { n.Parent = "nd_x" }), fault.Invalid, "bad_record"},
 		"no such payload":    {child(func(n *Node) { n.PayloadDigest = "ab" }), fault.Invalid, "bad_record"},
 		"id taken":           {child(func(n *Node) { n.ID = tr.Root }), fault.Exists, "node_exists"},
 		"long action":        {child(func(n *Node) { n.Action.Text = make([]byte, MaxAction+1) }), fault.Invalid, "bad_record"},
@@ -398,7 +405,7 @@ func grow(t testing.TB, s *Store) *Tree {
 		}
 		if i%5 == 0 {
 			mustUpdate(t, s, func(tx *Tx) error {
-				if err := tx.PutSandbox(Sandbox{ID: ids.NewSandbox(), Tree: tr.ID, Head: n.ID, State: Live, Box: []byte{0, 1}, Commands: 3}); err != nil {
+				if err := tx.PutSandbox(Sandbox{ID: ids.NewSandbox(), Tree: tr.ID, Head: n.ID, Commands: 3}); err != nil {
 					return err
 				}
 				if err := tx.PutSetup(Setup{Digest: fmt.Sprint("d", i), Node: n.ID}); err != nil {

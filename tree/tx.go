@@ -1,7 +1,9 @@
 package tree
 
 import (
+	"bytes"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"iter"
 	"slices"
@@ -73,20 +75,26 @@ type rowChange struct {
 func (tx *Tx) insert(table string, v any) {
 	// The id index takes its key from the row itself.
 	before, err := tx.txn.First(table, byID, rowID(v))
-	if err == nil {
-		err = tx.txn.Insert(table, v)
-	}
 	if err != nil {
 		panic(err) // a table or index that isn't in the schema
 	}
-	tx.rows = append(tx.rows, rowChange{table, before, v})
+	tx.replace(table, before, v)
 }
 
-func (tx *Tx) erase(table string, v any) {
-	if err := tx.txn.Delete(table, v); err != nil {
+func (tx *Tx) erase(table string, v any) { tx.replace(table, v, nil) }
+
+// replace has after in the place of before, which has the same id; nil: nothing.
+func (tx *Tx) replace(table string, before, after any) {
+	var err error
+	if after != nil {
+		err = tx.txn.Insert(table, after)
+	} else {
+		err = tx.txn.Delete(table, before)
+	}
+	if err != nil {
 		panic(err) // the caller has just read it
 	}
-	tx.rows = append(tx.rows, rowChange{table, v, nil})
+	tx.rows = append(tx.rows, rowChange{table, before, after})
 }
 
 // undo takes the rows back, last first.
@@ -127,21 +135,24 @@ func (tx *Tx) addOne(of string, n int) {
 // newest are the events of this change without those that a later write of it
 // made old.
 func (tx *Tx) newest() []Event {
-	kept := tx.events[:0]
-	for _, e := range tx.events {
-		switch {
-		case e.Node != nil:
-			if n, ok := find[Node](tx.reader, nodes, byID, key(e.Node.ID)); !ok || n != e.Node {
-				continue
-			}
-		case e.Tree != nil:
-			if t, ok := find[Tree](tx.reader, trees, byID, key(e.Tree.ID)); !ok || t != e.Tree {
-				continue
-			}
-		}
-		kept = append(kept, e)
+	if len(tx.events) < 2 {
+		return tx.events
 	}
-	return kept
+	seen := make(map[string]bool, len(tx.events))
+	kept := tx.events
+	at := len(kept)
+	for _, e := range slices.Backward(tx.events) {
+		id := string(e.node)
+		if e.Tree != nil {
+			id = string(e.tree)
+		}
+		if !seen[id] {
+			seen[id] = true
+			at--
+			kept[at] = e
+		}
+	}
+	return kept[at:]
 }
 
 // PutTree makes or changes a tree.
@@ -168,8 +179,8 @@ func (tx *Tx) PutTree(t Tree) error {
 // store sets Depth, Ordinal and the indexes; the parent must be there, unless
 // the node is the tree's Root. Exists if the id is taken.
 func (tx *Tx) AddNode(n Node) (*Node, error) {
-	if n.ID == "" {
-		return nil, invalid("a node needs an id")
+	if err := named(&n); err != nil {
+		return nil, err
 	}
 	if err := bounded(&n); err != nil {
 		return nil, err
@@ -178,7 +189,7 @@ func (tx *Tx) AddNode(n Node) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, ok := find[Node](tx.reader, nodes, byID, key(n.ID)); ok {
+	if _, ok := tx.refs(n.ID); ok {
 		return nil, fault.New(fault.Exists, "node_exists", "there is a node %s already", n.ID)
 	}
 	n.Depth, n.Ordinal = 0, 0
@@ -187,14 +198,14 @@ func (tx *Tx) AddNode(n Node) (*Node, error) {
 			return nil, invalid("node %s has no parent and isn't the root of tree %s", n.ID, t.ID)
 		}
 	} else {
-		p, err := tx.Node(n.Parent)
-		if err != nil {
-			return nil, err
+		p, ok := tx.refs(n.Parent)
+		if !ok {
+			return nil, noNode(n.Parent)
 		}
-		if p.Tree != t.ID {
-			return nil, invalid("node %s is of tree %s and its parent %s of tree %s", n.ID, t.ID, p.ID, p.Tree)
+		if !bytes.Equal(p.tree[:], under(t.ID, "tr_")) {
+			return nil, invalid("node %s is of tree %s and its parent %s is of another", n.ID, t.ID, n.Parent)
 		}
-		n.Depth, n.Ordinal = p.Depth+1, tx.nextOrdinal(p.ID)
+		n.Depth, n.Ordinal = p.depth+1, tx.nextOrdinal(n.Parent)
 	}
 	if err := tx.refers(&n); err != nil {
 		return nil, err
@@ -206,24 +217,30 @@ func (tx *Tx) AddNode(n Node) (*Node, error) {
 	}
 	tx.set(rowKey(detailRows, string(n.ID)), encode(&n, layoutDetail))
 	tx.add(nodes, t.ID, 1)
-	return tx.keepNode(&n), nil
-}
-
-func (tx *Tx) keepNode(n *Node) *Node {
-	kept := put(tx, nodes, nodeRows, string(n.ID), n, layoutNode)
-	tx.events = append(tx.events, Event{Index: kept.ModifyIndex, tree: kept.Tree, Node: kept})
-	return kept
+	return tx.keepNode(&n, nil).node(), nil
 }
 
 func (tx *Tx) nextOrdinal(parent ids.Node) int32 {
-	last, err := tx.txn.Last(nodes, byParent+"_prefix", key(parent))
-	if err != nil {
-		panic(err)
-	}
-	if n, ok := last.(*Node); ok {
-		return n.Ordinal + 1
+	if k, ok := nodesByParent.last(tx.reader, under(parent, "nd_")); ok {
+		return int32(binary.BigEndian.Uint32(k[16:])) + 1
 	}
 	return 0
+}
+
+// named refuses ids that aren't as package ids makes them: rows are keyed by what
+// they are in binary.
+func named(n *Node) error {
+	for _, x := range []struct{ id, prefix string }{
+		{string(n.ID), "nd_"}, {string(n.Tree), "tr_"}, {string(n.Parent), "nd_"}, {string(n.Checkpoint), "ck_"}, {string(n.Sandbox), "sb_"},
+	} {
+		if _, ok := ids.Binary(x.id, x.prefix); !ok && (x.id != "" || x.prefix == "tr_") {
+			return invalid("node %q names %q, which is no id that starts with %s", n.ID, x.id, x.prefix)
+		}
+	}
+	if n.ID == "" {
+		return invalid("a node needs an id")
+	}
+	return nil
 }
 
 // refers checks what a node points to.
@@ -246,8 +263,15 @@ func (tx *Tx) PutNode(n Node) error {
 	if err != nil {
 		return err
 	}
+	return tx.rewrite(old, n)
+}
+
+func (tx *Tx) rewrite(old *Node, n Node) error {
 	n.Tree, n.Parent, n.Depth, n.Ordinal = old.Tree, old.Parent, old.Depth, old.Ordinal
 	n.CreateIndex, n.EffectCount, n.Observation = old.CreateIndex, old.EffectCount, old.Observation
+	if err := named(&n); err != nil {
+		return err
+	}
 	if err := finite(&n); err != nil {
 		return err
 	}
@@ -261,7 +285,7 @@ func (tx *Tx) PutNode(n Node) error {
 		tx.loosePayloads = append(tx.loosePayloads, old.PayloadDigest)
 	}
 	n.ModifyIndex = tx.step()
-	tx.keepNode(&n)
+	tx.keepNode(&n, old)
 	return nil
 }
 
@@ -436,7 +460,7 @@ func (tx *Tx) PutPayload(b []byte) (digest string, err error) {
 
 // hasPayload: a node has it, or this change has put it.
 func (tx *Tx) hasPayload(digest string) bool {
-	if _, ok := find[Node](tx.reader, nodes, byPayload, key(digest)); ok {
+	if tx.payloadUsed(digest) {
 		return true
 	}
 	for _, d := range tx.loosePayloads {
@@ -455,7 +479,7 @@ func (tx *Tx) settle() {
 		if !ok {
 			continue
 		}
-		if _, used := find[Node](tx.reader, nodes, byCheckpoint, key(id)); used {
+		if tx.checkpointUsed(id) {
 			continue
 		}
 		tx.step()
@@ -495,7 +519,7 @@ func (tx *Tx) settle() {
 		}
 	}
 	for _, digest := range tx.loosePayloads {
-		if _, used := find[Node](tx.reader, nodes, byPayload, key(digest)); !used {
+		if !tx.payloadUsed(digest) {
 			tx.set(rowKey(payloadRows, digest), nil)
 		}
 	}

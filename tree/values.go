@@ -20,7 +20,7 @@ func (tx *Tx) edit(id ids.Node, change func(n *Node) error) error {
 	if err := change(&n); err != nil {
 		return err
 	}
-	return tx.PutNode(n)
+	return tx.rewrite(old, n)
 }
 
 // SetCaptured stores k and makes it the checkpoint of its node, which becomes
@@ -149,8 +149,9 @@ func (tx *Tx) Backup(items []BackupItem, rule BackupRule, discount float64) (cha
 	if rule == Discounted && !(discount > 0 && discount <= 1) {
 		return 0, invalid("a discount of %v: it must be above 0 and at most 1", discount)
 	}
+	type step struct{ old, now *Node }
 	work := map[ids.Node]*Node{}
-	var order []*Node
+	var order []step
 	for _, item := range items {
 		if !isFinite(item.Value) {
 			return 0, invalid("the value of node %s is %v: it must be a finite number", item.Node, item.Value)
@@ -165,7 +166,7 @@ func (tx *Tx) Backup(items []BackupItem, rule BackupRule, discount float64) (cha
 				}
 				c := *old
 				n = &c
-				work[id], order = n, append(order, n)
+				work[id], order = n, append(order, step{old, n})
 			}
 			carry(n, v, rule)
 			if rule == Discounted {
@@ -174,11 +175,11 @@ func (tx *Tx) Backup(items []BackupItem, rule BackupRule, discount float64) (cha
 			id = n.Parent
 		}
 	}
-	for _, n := range order {
-		if !isFinite(n.Value) {
-			return 0, fault.New(fault.Precondition, "value_overflow", "the value of node %s would not be a finite number", n.ID)
+	for _, s := range order {
+		if !isFinite(s.now.Value) {
+			return 0, fault.New(fault.Precondition, "value_overflow", "the value of node %s would not be a finite number", s.now.ID)
 		}
-		if err := tx.PutNode(*n); err != nil {
+		if err := tx.rewrite(s.old, *s.now); err != nil {
 			return 0, err
 		}
 	}

@@ -3,7 +3,6 @@ package tree
 import (
 	"errors"
 	"iter"
-	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/hashicorp/go-memdb"
@@ -81,42 +80,6 @@ func (r reader) TreesOf(image ids.Image) iter.Seq[*Tree] {
 	return scan[Tree](r, trees, byImage, key(image))
 }
 
-// Node is without what its turn did; see FullNode.
-func (r reader) Node(id ids.Node) (*Node, error) { return get[Node](r, nodes, "node", string(id)) }
-
-// Children are by ordinal.
-func (r reader) Children(id ids.Node) iter.Seq[*Node] {
-	return scan[Node](r, nodes, byParent, key(id))
-}
-
-// NodesOf is a tree's nodes in creation order.
-func (r reader) NodesOf(id ids.Tree) iter.Seq[*Node] {
-	return scan[Node](r, nodes, byTree, key(id))
-}
-
-// Subtree is a node and all below it, parents before their children, each
-// node's children in order.
-func (r reader) Subtree(id ids.Node) iter.Seq[*Node] {
-	return func(yield func(*Node) bool) {
-		top, err := r.Node(id)
-		if err != nil {
-			return
-		}
-		for stack := []*Node{top}; len(stack) > 0; {
-			n := stack[len(stack)-1]
-			stack = stack[:len(stack)-1]
-			if !yield(n) {
-				return
-			}
-			from := len(stack)
-			for c := range r.Children(n.ID) {
-				stack = append(stack, c)
-			}
-			slices.Reverse(stack[from:])
-		}
-	}
-}
-
 // PathToRoot starts with the node itself.
 func (r reader) PathToRoot(id ids.Node) iter.Seq[*Node] {
 	return func(yield func(*Node) bool) {
@@ -130,9 +93,6 @@ func (r reader) PathToRoot(id ids.Node) iter.Seq[*Node] {
 	}
 }
 
-// PendingCaptures are the nodes that are only Recorded, oldest first.
-func (r reader) PendingCaptures() iter.Seq[*Node] { return scan[Node](r, nodes, pending, nil) }
-
 func (r reader) Checkpoint(id ids.Checkpoint) (*Checkpoint, error) {
 	return get[Checkpoint](r, checkpoints, "checkpoint", string(id))
 }
@@ -143,11 +103,6 @@ func (r reader) Checkpoints() iter.Seq[*Checkpoint] {
 
 func (r reader) CheckpointsOf(id ids.Tree) iter.Seq[*Checkpoint] {
 	return scan[Checkpoint](r, checkpoints, byTree, key(id))
-}
-
-// CheckpointUsers are the nodes, of any tree, that a fork would give this checkpoint.
-func (r reader) CheckpointUsers(id ids.Checkpoint) iter.Seq[*Node] {
-	return scan[Node](r, nodes, byCheckpoint, key(id))
 }
 
 // Process is a saved process state; a condemned one, too.

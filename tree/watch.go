@@ -18,6 +18,8 @@ type Event struct {
 	Tree    *Tree
 
 	tree ids.Tree
+	node ids.Node
+	row  nodeRow // what Node is made of, once somebody watches
 }
 
 // Watcher gives the changes of one tree. One goroutine calls Next.
@@ -56,14 +58,14 @@ func (ws *watchers) publish(events []Event) {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	for _, e := range events {
-		for w := range ws.trees[e.tree] {
+		of := ws.trees[e.tree]
+		if len(of) > 0 && e.row.b != "" {
+			e.Node = e.row.node() // one for all of them
+		}
+		for w := range of {
 			w.offer(e, ws.max)
 		}
-		id := e.Removed
-		if e.Node != nil {
-			id = e.Node.ID
-		}
-		for c := range ws.nodes[id] {
+		for c := range ws.nodes[e.node] {
 			nudge(c)
 		}
 	}
@@ -141,9 +143,9 @@ func (w *Watcher) catchUp(v *View, after uint64) error {
 	if t.ModifyIndex > after {
 		w.past = append(w.past, Event{Index: t.ModifyIndex, tree: t.ID, Tree: t})
 	}
-	for n := range v.NodesOf(w.tree) {
-		if n.ModifyIndex > after {
-			w.past = append(w.past, Event{Index: n.ModifyIndex, tree: n.Tree, Node: n})
+	for row := range v.rowsIn(nodesByTree, under(w.tree, "tr_")) {
+		if f := row.mustRefs(); f.modify > after {
+			w.past = append(w.past, Event{Index: f.modify, tree: w.tree, row: row})
 		}
 	}
 	if after > 0 {
@@ -196,6 +198,9 @@ func (w *Watcher) Next(ctx context.Context) (Event, error) {
 	if len(w.past) > 0 {
 		e := w.past[0]
 		w.past = w.past[1:]
+		if e.row.b != "" {
+			e.Node = e.row.node()
+		}
 		return e, nil
 	}
 	for {

@@ -213,7 +213,7 @@ func (s *stopped) damages() []damage {
 				if err != nil {
 					return err
 				}
-				return tx.PutSandbox(tree.Sandbox{ID: ids.NewSandbox(), Tree: n.Tree, Head: n.ID, Generation: ids.NewGeneration(), State: tree.Live})
+				return tx.PutSandbox(tree.Sandbox{ID: ids.NewSandbox(), Tree: n.Tree, Head: n.ID, Generation: ids.NewGeneration()})
 			})
 		}},
 		{"pending_capture", "", func() {

@@ -1,0 +1,42 @@
+package ids
+
+import (
+	"bytes"
+	"crypto/rand"
+	"strings"
+	"testing"
+
+	"github.com/oklog/ulid/v2"
+)
+
+// If it fails, a record would come back from the log with another id.
+func TestBinaryIsTheIDItself(t *testing.T) {
+	var last [16]byte
+	for range 1000 {
+		id := string(NewNode())
+		b, ok := Binary(id, "nd_")
+		if !ok || Text("nd_", b) != id {
+			t.Fatalf("%s became %x and %s", id, b, Text("nd_", b))
+		}
+		if want := ulid.MustParse(strings.ToUpper(id[3:])); b != want {
+			t.Fatalf("%s is %x, want %x", id, b, want)
+		}
+		if bytes.Compare(last[:], b[:]) >= 0 {
+			t.Fatalf("%x doesn't sort after %x", b, last)
+		}
+		last = b
+	}
+	for range 1000 {
+		var b [16]byte
+		_, _ = rand.Read(b[:])
+		if got, ok := Binary(Text("tr_", b), "tr_"); !ok || got != b {
+			t.Fatalf("%x became %x", b, got)
+		}
+	}
+	good := string(NewNode())
+	for _, bad := range []string{"", "nd_", good[3:], "tr_" + good[3:], strings.ToUpper(good), good + "0", good[:28], "nd_8" + good[4:], good[:28] + "u", good[:28] + "\xff"} {
+		if b, ok := Binary(bad, "nd_"); ok {
+			t.Errorf("%q became %x", bad, b)
+		}
+	}
+}

@@ -1,0 +1,220 @@
+package tree
+
+import (
+	"bytes"
+	"iter"
+	"slices"
+	"sort"
+
+	"github.com/hashicorp/go-memdb"
+)
+
+// A row costs an index of go-memdb some 400 bytes: two radix nodes, each with a
+// channel. That is twice what a node's record takes, and nodes are what there are
+// many of. So what there is one of per node lies in pages: a memdb row is a run of
+// up to pageSize keys in order, with a value each.
+//
+//	table:  ..., page{upto: k3, keys: k1 k2 k3}, page{upto: k9, keys: k7 k8}, page{upto: ff...ff, keys: ka}
+//
+// A page has the keys up to and including upto and above the page before; pages are
+// constants like all rows: a change makes a new one in its place.
+const pageSize = 64
+
+type page[V any] struct {
+	upto []byte // the row's key
+	keys []byte // all of one size, ascending, back to back
+	vals []V
+}
+
+// paged is a table of pages. Keys have exactly size bytes.
+type paged[V any] struct {
+	name string
+	size int
+}
+
+func (t paged[V]) schema() *memdb.TableSchema {
+	return tableOf(t.name, unique(byID, func(p *page[V]) []byte { return p.upto }))
+}
+
+// from gives the page that a key belongs to and those after it.
+func (t paged[V]) from(r reader, key []byte) func() *page[V] {
+	rows, err := r.txn.LowerBound(t.name, byID, key)
+	if err != nil {
+		panic(err) // a table or index that isn't in the schema
+	}
+	return func() *page[V] {
+		p, _ := rows.Next().(*page[V])
+		return p
+	}
+}
+
+func (t paged[V]) at(p *page[V], i int) []byte { return p.keys[i*t.size : (i+1)*t.size] }
+
+// search is where a key is in a page, or where it would be.
+func (t paged[V]) search(p *page[V], key []byte) (i int, there bool) {
+	i = sort.Search(len(p.vals), func(i int) bool { return bytes.Compare(t.at(p, i), key) >= 0 })
+	return i, i < len(p.vals) && bytes.Equal(t.at(p, i), key)
+}
+
+func (t paged[V]) get(r reader, key []byte) (v V, ok bool) {
+	if p := t.from(r, key)(); p != nil {
+		if i, there := t.search(p, key); there {
+			return p.vals[i], true
+		}
+	}
+	return v, false
+}
+
+// padded is prefix and then as many of b as a key has room for.
+func (t paged[V]) padded(prefix []byte, b byte) []byte {
+	k := make([]byte, t.size)
+	for i := copy(k, prefix); i < len(k); i++ {
+		k[i] = b
+	}
+	return k
+}
+
+// scan gives the keys that start with prefix, in order.
+func (t paged[V]) scan(r reader, prefix []byte) iter.Seq2[[]byte, V] {
+	return func(yield func([]byte, V) bool) {
+		low := t.padded(prefix, 0)
+		next := t.from(r, low)
+		for p := next(); p != nil; p = next() {
+			i := 0
+			if low != nil {
+				i, _ = t.search(p, low)
+				low = nil
+			}
+			for ; i < len(p.vals); i++ {
+				if k := t.at(p, i); !bytes.HasPrefix(k, prefix) || !yield(k, p.vals[i]) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// first is the lowest key that starts with prefix.
+func (t paged[V]) first(r reader, prefix []byte) (k []byte, ok bool) {
+	for k := range t.scan(r, prefix) {
+		return k, true
+	}
+	return nil, false
+}
+
+// last is the highest key that starts with prefix.
+func (t paged[V]) last(r reader, prefix []byte) (k []byte, ok bool) {
+	high := t.padded(prefix, 0xff)
+	below := func(p *page[V]) ([]byte, bool) {
+		i, there := t.search(p, high)
+		if !there {
+			i--
+		}
+		if i < 0 {
+			return nil, false
+		}
+		return t.at(p, i), true
+	}
+	p := t.from(r, high)()
+	if p != nil {
+		k, ok = below(p)
+	}
+	if !ok { // it is the end of a page before this one
+		rows, err := r.txn.ReverseLowerBound(t.name, byID, high)
+		if err != nil {
+			panic(err)
+		}
+		if p, _ := rows.Next().(*page[V]); p != nil {
+			k, ok = below(p)
+		}
+	}
+	return k, ok && bytes.HasPrefix(k, prefix)
+}
+
+// put adds a key or gives it another value.
+func (t paged[V]) put(tx *Tx, key []byte, v V) {
+	p := t.from(tx.reader, key)()
+	if p == nil {
+		tx.replace(t.name, nil, &page[V]{t.padded(nil, 0xff), key, []V{v}})
+		return
+	}
+	i, there := t.search(p, key)
+	if there {
+		q := &page[V]{p.upto, p.keys, slices.Clone(p.vals)}
+		q.vals[i] = v
+		tx.replace(t.name, p, q)
+		return
+	}
+	n := len(p.vals)
+	q := &page[V]{p.upto, make([]byte, 0, len(p.keys)+t.size), make([]V, 0, n+1)}
+	q.keys = append(append(append(q.keys, p.keys[:i*t.size]...), key...), p.keys[i*t.size:]...)
+	q.vals = append(append(append(q.vals, p.vals[:i]...), v), p.vals[i:]...)
+	if n++; n <= pageSize {
+		tx.replace(t.name, p, q)
+		return
+	}
+	// Where keys come in order, which is the rule, the page behind stays full.
+	m := n / 2
+	if i == n-1 {
+		m = n * 7 / 8
+	}
+	tx.replace(t.name, nil, t.run(q.keys[:m*t.size], q.vals[:m], nil))
+	tx.replace(t.name, p, t.run(q.keys[m*t.size:], q.vals[m:], p.upto))
+}
+
+// run is a page with these keys; it shares nothing with them.
+func (t paged[V]) run(keys []byte, vals []V, upto []byte) *page[V] {
+	p := &page[V]{upto, bytes.Clone(keys), slices.Clone(vals)}
+	if upto == nil {
+		p.upto = p.keys[len(keys)-t.size:]
+	}
+	return p
+}
+
+// drop takes a key out; one that isn't there is an error of the caller's.
+func (t paged[V]) drop(tx *Tx, key []byte) {
+	pages := t.from(tx.reader, key)
+	p := pages()
+	if p == nil {
+		panic("a key that is in no page")
+	}
+	i, there := t.search(p, key)
+	if !there {
+		panic("a key that is in no page")
+	}
+	n := len(p.vals) - 1
+	q := &page[V]{p.upto, make([]byte, 0, n*t.size), make([]V, 0, n)}
+	q.keys = append(append(q.keys, p.keys[:i*t.size]...), p.keys[(i+1)*t.size:]...)
+	q.vals = append(append(q.vals, p.vals[:i]...), p.vals[i+1:]...)
+	if n == 0 {
+		tx.replace(t.name, p, nil)
+		return
+	}
+	// What is left of a page goes to the next one, or pages would never go away.
+	if n <= pageSize/4 {
+		if after := pages(); after != nil && n+len(after.vals) <= pageSize*3/4 {
+			tx.replace(t.name, p, nil)
+			tx.replace(t.name, after, &page[V]{after.upto, slices.Concat(q.keys, after.keys), slices.Concat(q.vals, after.vals)})
+			return
+		}
+	}
+	tx.replace(t.name, p, q)
+}
+
+// fill makes pages of keys in order, back to back, in an empty table.
+func (t paged[V]) fill(txn *memdb.Txn, keys []byte, vals []V) error {
+	const full = pageSize * 7 / 8 // the first change of each need not split it
+	for len(vals) > 0 {
+		n := min(full, len(vals))
+		var upto []byte
+		if n == len(vals) {
+			upto = t.padded(nil, 0xff)
+		}
+		p := t.run(keys[:n*t.size], vals[:n], upto)
+		keys, vals = keys[n*t.size:], vals[n:]
+		if err := txn.Insert(t.name, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
