@@ -86,7 +86,7 @@ struct nlmsg {
 static __always_inline bool only_asks(struct sock *sk, const void *data, __u64 len)
 {
 	struct nlmsg m = {};
-	if (BPF_CORE_READ(sk, sk_protocol) != 0)
+	if (GET(sk, sk_protocol) != 0)
 		return false;
 	if (bpf_probe_read_user(&m, sizeof m, data))
 		return false;
@@ -130,11 +130,11 @@ static __always_inline void sent(struct box *b, struct task_struct *t, struct pt
 	struct file *f = file_of(t, r->di);
 	if (!f)
 		return;
-	struct inode *i = BPF_CORE_READ(f, f_inode);
-	if (i && (BPF_CORE_READ(i, i_mode) & 0170000) == 0140000) {
-		struct socket *s = BPF_CORE_READ(f, private_data);
-		struct sock *sk = BPF_CORE_READ(s, sk);
-		if (sk && BPF_CORE_READ(sk, __sk_common.skc_family) == AF_NETLINK &&
+	struct inode *i = GET(f, f_inode);
+	if (i && (GET(i, i_mode) & 0170000) == 0140000) {
+		struct socket *s = GET(f, private_data);
+		struct sock *sk = GET(s, sk);
+		if (sk && GET(sk, __sk_common.skc_family) == AF_NETLINK &&
 		    (parts != 1 || !only_asks(sk, data, len) || (shared(t) && !have_cap)))
 			mark_call(b, F_OBJECT, nr);
 	}
@@ -175,7 +175,7 @@ static __always_inline void controlled(struct box *b, struct task_struct *t, str
 	if (harmless(cmd))
 		return;
 	struct file *f = file_of(t, r->di);
-	struct inode *i = f ? BPF_CORE_READ(f, f_inode) : 0;
+	struct inode *i = f ? GET(f, f_inode) : 0;
 	__u64 ino = 0;
 	switch (place(b, i, &ino)) {
 	case OWN: /* reflinks, attributes, and whatever comes next */
@@ -241,7 +241,7 @@ static __always_inline void special(struct box *b, struct task_struct *t, struct
 			mark(b, F_META);
 		else {
 			struct file *f = file_of(t, r->di);
-			note(b, f ? BPF_CORE_READ(f, f_inode) : 0, nr, false);
+			note(b, f ? GET(f, f_inode) : 0, nr, false);
 		}
 		break;
 	case NR_shmctl:
@@ -304,13 +304,13 @@ static __always_inline void opened(struct box *b, struct task_struct *t, struct 
 		mark(b, F_META);
 		return;
 	}
-	bool writable = BPF_CORE_READ(f, f_mode) & FMODE_WRITE;
+	bool writable = GET(f, f_mode) & FMODE_WRITE;
 	if (!writable && !truncates)
 		return;
 	if (!known)
 		mark(b, F_META);
 	__u64 ino = 0;
-	struct inode *i = BPF_CORE_READ(f, f_inode);
+	struct inode *i = GET(f, f_inode);
 	switch (place(b, i, &ino)) {
 	case OWN:
 		if (truncates)
@@ -330,11 +330,31 @@ static __always_inline void opened(struct box *b, struct task_struct *t, struct 
 	}
 }
 
+/* changes_nothing says of a finished call, by what nobody can alter any more (its number, its
+ * arguments in registers, its result), that it sets no flag, whoever made it. Most calls
+ * end here, before anybody asks whose they are. It may only say so where the code
+ * behind it would come to the same end. */
+static __always_inline bool changes_nothing(__u16 c, long nr, struct pt_regs *r, long ret)
+{
+	if (c == C_NAMED || c == (C_NAMED | C_EVICTS))
+		return true;
+	if (!(c & C_NAMED))
+		return false;
+	/* A file that is opened to be read is neither truncated nor writable. */
+	if (nr == NR_openat && !(r->dx & (O_ACCMODE | O_TRUNC)))
+		return true;
+	if (nr == NR_open && !(r->si & (O_ACCMODE | O_TRUNC)))
+		return true;
+	if (ret < 0 && !half_done(ret))
+		return !(c & C_SPECIAL) || nr == NR_ioctl;
+	return ret == 0 && c & C_FD && c & C_CONTENT;
+}
+
 static __always_inline void on_fd(struct box *b, struct task_struct *t, struct pt_regs *r, __u64 nr, __u16 c, long ret)
 {
 	if (c & C_CONTENT ? ret <= 0 && !half_done(ret) : ret < 0 && !half_done(ret))
 		return;
-	if (shared(t) && !(c & C_CONTENT && have_dio))
+	if (!(c & C_CONTENT && have_dio) && shared(t))
 		mark(b, F_META);
 	struct file *f = file_of(t, fd_arg(r, c));
 	if (!f) {
@@ -345,5 +365,5 @@ static __always_inline void on_fd(struct box *b, struct task_struct *t, struct p
 			lost(b);
 		return;
 	}
-	note(b, BPF_CORE_READ(f, f_inode), nr, c & C_CONTENT);
+	note(b, GET(f, f_inode), nr, c & C_CONTENT);
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "box.h"
+#include "peek.h"
 
 enum kind {
 	NOTHING,  /* pipes, sockets, devices, anonymous inodes: nothing to save */
@@ -35,7 +36,7 @@ enum kind {
 static __always_inline __u64 root_of(struct inode *i)
 {
 	struct btrfs_inode *bi = (void *)i - bpf_core_field_offset(struct btrfs_inode, vfs_inode);
-	return BPF_CORE_READ(bi, root, root_key.objectid);
+	return GET(GET(bi, root), root_key.objectid);
 }
 
 /* place says what a change of this inode means, and for OWN its number. */
@@ -43,29 +44,31 @@ static __always_inline enum kind place(struct box *b, struct inode *i, __u64 *in
 {
 	if (!i || (blind & B_FAIL_READS))
 		return UNREADABLE;
-	__u16 type = BPF_CORE_READ(i, i_mode) & 0170000;
+	__u16 type = GET(i, i_mode) & 0170000;
 	if (type == 0010000)
 		return NOTHING;
 	if (type == 0140000)
 		return SOCKET;
 	if (type == 0020000) {
-		__u32 major = BPF_CORE_READ(i, i_rdev) >> 20;
+		__u32 major = GET(i, i_rdev) >> 20;
 		return (major >= 136 && major <= 143) || major == 4 || major == 5 ? TERMINAL : NOTHING;
 	}
-	struct super_block *sb = BPF_CORE_READ(i, i_sb);
-	__u64 magic = BPF_CORE_READ(sb, s_magic);
+	struct super_block *sb = GET(i, i_sb);
+	__u64 magic = GET(sb, s_magic);
 	if (magic == OVERLAYFS) {
 		struct ovl_inode *oi = (void *)i - bpf_core_field_offset(struct ovl_inode, vfs_inode);
-		i = BPF_CORE_READ(oi, __upperdentry, d_inode);
+		struct dentry *upper = GET(oi, __upperdentry);
+		i = upper ? GET(upper, d_inode) : 0;
 		if (!i)
 			return NOTHING; /* still the image's: a change copies it up first */
-		magic = BPF_CORE_READ(i, i_sb, s_magic);
+		sb = GET(i, i_sb);
+		magic = GET(sb, s_magic);
 	}
 	switch (magic) {
 	case BTRFS:
 		if (root_of(i) != b->root)
 			return OUTSIDE;
-		*ino = BPF_CORE_READ(i, i_ino);
+		*ino = GET(i, i_ino);
 		return OWN;
 	case PROCFS:
 	case SYSFS:
@@ -73,9 +76,9 @@ static __always_inline enum kind place(struct box *b, struct inode *i, __u64 *in
 	case CGROUP2:
 		return CONTROL;
 	case TMPFS: /* memfd and SysV segments live on the kernel's own mount */
-		return BPF_CORE_READ(sb, s_flags) & SB_KERNMOUNT ? NOTHING : OUTSIDE;
+		return GET(sb, s_flags) & SB_KERNMOUNT ? NOTHING : OUTSIDE;
 	case HUGETLBFS:
-		return BPF_CORE_READ(sb, s_flags) & SB_KERNMOUNT ? NOTHING : OUTSIDE;
+		return GET(sb, s_flags) & SB_KERNMOUNT ? NOTHING : OUTSIDE;
 	case ANON_INODE:
 	case NSFS:
 	case PIPEFS:
@@ -137,14 +140,10 @@ static __always_inline void note(struct box *b, struct inode *i, __u32 nr, bool 
 
 static __always_inline struct file *file_of(struct task_struct *t, __u32 fd)
 {
-	/* The task is typed, so these are plain loads: a third of the cost of helpers. */
 	struct fdtable *fdt = t->files->fdt;
 	if (fd >= fdt->max_fds)
 		return 0;
-	struct file **table = fdt->fd, *f = 0;
-	if (bpf_probe_read_kernel(&f, sizeof f, table + fd))
-		return 0;
-	return f;
+	return (struct file *)word_at(fdt->fd + fd);
 }
 
 /* In a table that other tasks share, an fd may mean another file by now. */

@@ -23,40 +23,34 @@ char LICENSE[] SEC("license") = "GPL";
 #include "files.h"
 #include "calls.h"
 
-SEC("tp_btf/sys_exit")
-int BPF_PROG(sys_exit, struct pt_regs *r, long ret)
+/* changed is a call that changes_nothing couldn't dismiss; c is 0 if its number is of
+ * another table. Functions of their own keep the common way short: it saves no
+ * registers that only these need. */
+static __noinline int changed(struct pt_regs *r, long ret, __u16 c, bool other)
 {
 	struct box *b = watched();
 	if (!b)
 		return 0;
-	struct task_struct *t = bpf_get_current_task_btf();
 	long nr = (long)r->orig_ax;
-	if (nr == -1)
-		return 0; /* rt_sigreturn, or a call that was skipped */
-	if (t->thread_info.status & TS_COMPAT || nr & X32_BIT || nr < 0 || nr >= NCALLS) {
-		if (ret != -ENOSYS)
-			mark_call(b, F_UNKNOWN, nr | X32_BIT); /* its number is of another table */
-		return 0;
-	}
-	__u16 c = class_of(nr);
-	if (c == C_NAMED || c == (C_NAMED | C_EVICTS))
-		return 0;
-	__sync_fetch_and_add(&b->events, 1);
+	count(b);
 	if (!(c & C_NAMED)) {
 		if (ret != -ENOSYS)
-			mark_call(b, F_UNKNOWN, nr);
+			mark_call(b, F_UNKNOWN, other ? nr | X32_BIT : nr);
 		return 0;
 	}
+	struct task_struct *t = bpf_get_current_task_btf();
 	if (blind & B_CALLS_FILES)
 		c &= ~(C_NAMES | C_META | C_FD | C_OPEN);
 	if (blind & B_CALLS_OBJECTS)
 		c &= ~(C_OBJECT | C_REACH);
+	if (c & C_FD)
+		on_fd(b, t, r, nr, c, ret);
+	if (!(c & ~(C_NAMED | C_FD | C_CONTENT | C_FDARGS)))
+		return 0;
 	if (c & C_SPECIAL)
 		special(b, t, r, nr, ret);
 	if (c & C_OPEN)
 		opened(b, t, r, nr, ret);
-	if (c & C_FD)
-		on_fd(b, t, r, nr, c, ret);
 	if (ret < 0 && !half_done(ret))
 		return 0;
 	if (c & C_NAMES)
@@ -78,6 +72,19 @@ int BPF_PROG(sys_exit, struct pt_regs *r, long ret)
 	return 0;
 }
 
+SEC("tp_btf/sys_exit")
+int BPF_PROG(sys_exit, struct pt_regs *r, long ret)
+{
+	long nr = (long)r->orig_ax;
+	if (nr == -1)
+		return 0; /* rt_sigreturn, or a call that was skipped */
+	bool other = bpf_get_current_task_btf()->thread_info.status & TS_COMPAT || nr & X32_BIT || nr < 0 || nr >= NCALLS;
+	__u16 c = other ? 0 : class_of(nr);
+	if (changes_nothing(c, nr, r, ret))
+		return 0;
+	return changed(r, ret, c, other);
+}
+
 /* ---- the file system's own word ---- */
 
 SEC("tp_btf/writeback_dirty_folio")
@@ -96,7 +103,7 @@ int BPF_PROG(dirty_folio, struct folio *folio, struct address_space *mapping)
 		return 0;
 	if ((i->i_mode & 0170000) == 0060000)
 		return 0; /* a block device: the file system below another file */
-	__sync_fetch_and_add(&b->events, 1);
+	count(b);
 	note(b, i, 1, true);
 	return 0;
 }
@@ -107,8 +114,8 @@ int BPF_PROG(direct_io, struct kiocb *io, struct iov_iter *iter)
 	struct box *b = watched();
 	if (!b || (blind & B_FOLIO) || !iter->data_source)
 		return 0;
-	__sync_fetch_and_add(&b->events, 1);
-	note(b, BPF_CORE_READ(io, ki_filp, f_inode), 1, true);
+	count(b);
+	note(b, io->ki_filp->f_inode, 1, true);
 	return 0;
 }
 
@@ -118,7 +125,7 @@ int BPF_PROG(inode_new, struct inode *i)
 	struct box *b = watched();
 	if (!b || (blind & B_NEW))
 		return 0;
-	__sync_fetch_and_add(&b->events, 1);
+	count(b);
 	if (root_of(i) != b->root) {
 		mark_call(b, F_OUTSIDE, 0);
 		return 0;
@@ -142,26 +149,15 @@ int BPF_PROG(inode_new, struct inode *i)
  * name that it will write later ("delayed_inode", "delayed_item": modes, owners,
  * times; once until the next commit, which every snapshot is). So a call that the
  * table takes for harmless, or that failed half way, can't change them unseen. */
-SEC("tp_btf/btrfs_space_reservation")
-int BPF_PROG(transaction, const struct btrfs_fs_info *fs, const char *type, __u64 val, __u64 bytes, int reserve)
+static __noinline int begun(void)
 {
-	if (!reserve) /* every other one gives back */
-		return 0;
+	struct pt_regs *r = (void *)bpf_task_pt_regs(bpf_get_current_task_btf());
+	long nr = r->orig_ax;
+	__u16 c = nr >= 0 ? class_of(nr) : 0;
 	struct box *b = watched();
 	if (!b || (blind & B_TXN))
 		return 0;
-	__u64 what = 0; /* the first eight letters tell the kinds apart */
-	if (bpf_probe_read_kernel(&what, sizeof what, type)) {
-		lost(b);
-		return 0;
-	}
-	if (what != 0x746361736e617274 /* "transact" */ && what != 0x5f646579616c6564 /* "delayed_" */)
-		return 0;
-	__sync_fetch_and_add(&b->events, 1);
-	struct task_struct *t = bpf_get_current_task_btf();
-	struct pt_regs *r = (void *)bpf_task_pt_regs(t);
-	long nr = BPF_CORE_READ(r, orig_ax);
-	__u16 c = nr >= 0 ? class_of(nr) : 0;
+	count(b);
 	if (blind & B_CALLS_FILES)
 		c &= ~(C_FD | C_SPECIAL); /* nothing else will explain these */
 	if (c & C_META)
@@ -171,6 +167,18 @@ int BPF_PROG(transaction, const struct btrfs_fs_info *fs, const char *type, __u6
 	else if (!(c & (C_FD | C_SPECIAL)))
 		mark(b, F_NAMES | F_META);
 	return 0;
+}
+
+SEC("tp_btf/btrfs_space_reservation")
+int BPF_PROG(transaction, const struct btrfs_fs_info *fs, const char *type, __u64 val, __u64 bytes, int reserve)
+{
+	if (!reserve) /* every other one gives back */
+		return 0;
+	/* The first eight letters tell the kinds apart. Most say "space_in" or "delalloc". */
+	__u64 what = word_at(type);
+	if (what != 0x746361736e617274 /* "transact" */ && what != 0x5f646579616c6564 /* "delayed_" */)
+		return 0;
+	return begun();
 }
 
 SEC("tp_btf/io_uring_submit_req")
@@ -195,7 +203,7 @@ int BPF_PROG(capable, const struct cred *cred, struct user_namespace *target,
 	if (!b || (blind & B_CALLS_OBJECTS))
 		return 0;
 	struct pt_regs *r = (void *)bpf_task_pt_regs(bpf_get_current_task_btf());
-	long nr = BPF_CORE_READ(r, orig_ax);
+	long nr = r->orig_ax;
 	/* opening a file below /proc/sys/net asks, too, but changes nothing yet */
 	if (nr != NR_sendto && nr != NR_sendmsg && nr != NR_sendmmsg && nr != NR_ioctl && nr != 1 && nr != 20)
 		return 0;

@@ -15,14 +15,15 @@ import (
 
 type InspectorBox struct {
 	_        structs.HostLayout
+	Cgroup   uint64
 	Root     uint64
 	Epoch    uint64
 	Turn     uint64
 	FirstNew uint64
-	Lost     uint64
-	Events   uint64
 	Ninodes  uint32
 	TurnFrom uint32
+	Events   uint64
+	Lost     uint64
 	ObjectNr uint64
 	Inodes   [128]uint64
 }

@@ -126,6 +126,11 @@ struct btrfs_inode {
 	struct inode vfs_inode;
 } __kernel;
 
+/* Two words of any kernel, for peek(). */
+struct timespec64 {
+	__s64 tv_sec;
+} __kernel;
+
 struct folio;
 struct btrfs_fs_info;
 struct io_kiocb;

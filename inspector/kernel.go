@@ -43,7 +43,8 @@ type Kernel struct {
 	groups *groups
 
 	mu      sync.Mutex
-	free    []uint32 // slots, reused in turn: a late event must not hit a new watch
+	used    []bool // by slot
+	next    uint32 // where a slot is looked for if the one that is asked for is taken
 	watches map[*watch]struct{}
 	level   uint32
 	closed  bool
@@ -131,9 +132,7 @@ func (k *Kernel) load() error {
 	if err != nil {
 		return fmt.Errorf("mapping the boxes: %w", err)
 	}
-	for i := range n {
-		k.free = append(k.free, i)
-	}
+	k.used = make([]bool, n)
 	return nil
 }
 
@@ -167,17 +166,35 @@ func (k *Kernel) Watch(s Subject) (Watch, error) {
 	if err := k.atLevel(s.Cgroup); err != nil {
 		return nil, err
 	}
-	if len(k.free) == 0 {
+	slot, ok := k.slot(s.Cgroup)
+	if !ok {
 		return nil, fault.New(fault.Exhausted, "watches", "%d sandboxes are watched, which is all there is room for", len(k.watches))
 	}
-	slot := k.free[0]
 	w := newWatch(k, s, slot)
 	if err := k.objs.Slots.Update(&s.Cgroup, &slot, ebpf.UpdateNoExist); err != nil {
+		atomic.StoreUint64(&w.box.Cgroup, 0)
 		return nil, fault.New(fault.Internal, "inspector", "watching control group %d: %w", s.Cgroup, err)
 	}
-	k.free = k.free[1:]
+	k.used[slot] = true
 	k.watches[w] = struct{}{}
 	return w, nil
+}
+
+// slot finds a free one: where the programs look first for that control group, or
+// else the next after the last one found so. Both ways it is long until one is used
+// again, so that a late event doesn't hit a new watch.
+func (k *Kernel) slot(cgroup uint64) (uint32, bool) {
+	n := uint32(len(k.used))
+	if first := uint32(cgroup % uint64(n)); !k.used[first] {
+		return first, true
+	}
+	for range n {
+		k.next = (k.next + 1) % n
+		if !k.used[k.next] {
+			return k.next, true
+		}
+	}
+	return 0, false
 }
 
 // atLevel makes sure that the programs look at the level this group is on. The
@@ -212,8 +229,9 @@ func (k *Kernel) drop(w *watch) {
 	}
 	delete(k.watches, w)
 	k.gone.Add(atomic.LoadUint64(&w.box.Lost))
+	atomic.StoreUint64(&w.box.Cgroup, 0)
 	_ = k.objs.Slots.Delete(&w.subject.Cgroup)
-	k.free = append(k.free, w.slot)
+	k.used[w.slot] = false
 }
 
 // misses counts runs of a program that the kernel skipped because the same

@@ -45,7 +45,7 @@ type watch struct {
 
 func newWatch(k *Kernel, s Subject, slot uint32) *watch {
 	w := &watch{k: k, subject: s, slot: slot, box: k.box(slot)}
-	*w.box = bpf.InspectorBox{Root: s.Subvolume}
+	*w.box = bpf.InspectorBox{Cgroup: s.Cgroup, Root: s.Subvolume}
 	w.begin(s.Base)
 	return w
 }

@@ -510,3 +510,20 @@ func TestWriteBeforeTheLastSurvivorEnds(t *testing.T) {
 		}
 	}
 }
+
+// A box whose own place is taken stands elsewhere, and is found there.
+func TestWatchedInAnotherSlot(t *testing.T) {
+	k := mustKernel(t, Options{})
+	b := mustBox(t, nil)
+	own := uint32(b.subject.Cgroup % uint64(len(k.used)))
+	k.used[own] = true
+	w := mustWatch(t, k, b)
+	if w.(*watch).slot == own {
+		t.Fatal("two boxes in one slot")
+	}
+	w.BeginTurn()
+	b.turn("/ways", "write_")
+	if r := barrier(w); r.Verdict != tree.Files {
+		t.Errorf("verdict %d: %q", r.Verdict, r.Reasons)
+	}
+}

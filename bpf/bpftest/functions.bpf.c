@@ -47,7 +47,7 @@ int run_place(struct args *c)
 	__u64 ino = 0;
 	if (!b || !f)
 		return 100;
-	return place(b, BPF_CORE_READ(f, f_inode), &ino);
+	return place(b, GET(f, f_inode), &ino);
 }
 
 SEC("raw_tp")
@@ -64,3 +64,10 @@ int run_note_inode(struct args *c)
 
 SEC("raw_tp")
 int run_class_of(struct args *c) { return class_of(c->a[0]); }
+
+SEC("raw_tp")
+int run_changes_nothing(struct args *c)
+{
+	struct pt_regs *r = (void *)bpf_task_pt_regs(bpf_get_current_task_btf());
+	return changes_nothing(c->a[0], c->a[1], r, c->a[2]);
+}

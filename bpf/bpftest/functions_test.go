@@ -216,3 +216,47 @@ func TestCallsOutOfTheTable(t *testing.T) {
 		}
 	}
 }
+
+// As in enum class of bpf/box.h.
+const (
+	names   = 1 << 0
+	fd      = 1 << 2
+	content = 1 << 3
+	opens   = 1 << 4
+	special = 1 << 7
+	named   = 1 << 10
+	evicts  = 1 << 11
+)
+
+func TestCallsThatChangeNothing(t *testing.T) {
+	o := load(t)
+	failed := func(e unix.Errno) uint64 { return uint64(-int64(e)) }
+	for _, c := range []struct {
+		what   string
+		class  uint64
+		nr     uint64
+		result uint64
+		want   int32
+	}{
+		{"a read", named, unix.SYS_READ, 5, 1},
+		{"a close", named | evicts, unix.SYS_CLOSE, 0, 1},
+		{"a call that isn't in the table", 0, 500, 0, 0},
+		{"one that failed", 0, 500, failed(unix.EPERM), 0},
+		{"a write", named | fd | content, unix.SYS_WRITE, 1, 0},
+		{"a write of nothing", named | fd | content, unix.SYS_WRITE, 0, 1},
+		{"a write that failed", named | fd | content, unix.SYS_WRITE, failed(unix.EBADF), 1},
+		{"a write that ran out of space", named | fd | content, unix.SYS_WRITE, failed(unix.ENOSPC), 0},
+		{"an fchmod, which gives 0", named | fd, unix.SYS_FCHMOD, 0, 0},
+		{"a rename", named | names, unix.SYS_RENAME, 0, 0},
+		{"a rename that failed", named | names, unix.SYS_RENAME, failed(unix.ENOENT), 1},
+		{"a rename that was interrupted", named | names, unix.SYS_RENAME, failed(unix.EINTR), 0},
+		{"an openat2, whose flags lie in memory", named | opens, unix.SYS_OPENAT2, 3, 0},
+		{"a creat", named | opens, unix.SYS_CREAT, 3, 0},
+		{"a connect that failed", named | special, unix.SYS_CONNECT, failed(unix.ENETUNREACH), 0},
+		{"an ioctl that failed", named | special, unix.SYS_IOCTL, failed(unix.ENOTTY), 1},
+	} {
+		if got := call(t, o.RunChangesNothing, c.class, c.nr, c.result); got != c.want {
+			t.Errorf("%s: %d, want %d", c.what, got, c.want)
+		}
+	}
+}

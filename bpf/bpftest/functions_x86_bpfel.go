@@ -15,14 +15,15 @@ import (
 
 type FunctionsBox struct {
 	_        structs.HostLayout
+	Cgroup   uint64
 	Root     uint64
 	Epoch    uint64
 	Turn     uint64
 	FirstNew uint64
-	Lost     uint64
-	Events   uint64
 	Ninodes  uint32
 	TurnFrom uint32
+	Events   uint64
+	Lost     uint64
 	ObjectNr uint64
 	Inodes   [128]uint64
 }
@@ -31,21 +32,22 @@ type FunctionsBox struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	FunctionsMapBoxes         = "boxes"
-	FunctionsMapSlots         = "slots"
-	FunctionsProgRunClassOf   = "run_class_of"
-	FunctionsProgRunHalfDone  = "run_half_done"
-	FunctionsProgRunHarmless  = "run_harmless"
-	FunctionsProgRunIpcReads  = "run_ipc_reads"
-	FunctionsProgRunLeaves    = "run_leaves"
-	FunctionsProgRunNoteInode = "run_note_inode"
-	FunctionsProgRunPlace     = "run_place"
-	FunctionsProgRunShared    = "run_shared"
-	FunctionsVarBlind         = "blind"
-	FunctionsVarCalls         = "calls"
-	FunctionsVarHaveCap       = "have_cap"
-	FunctionsVarHaveDio       = "have_dio"
-	FunctionsVarLevel         = "level"
+	FunctionsMapBoxes              = "boxes"
+	FunctionsMapSlots              = "slots"
+	FunctionsProgRunChangesNothing = "run_changes_nothing"
+	FunctionsProgRunClassOf        = "run_class_of"
+	FunctionsProgRunHalfDone       = "run_half_done"
+	FunctionsProgRunHarmless       = "run_harmless"
+	FunctionsProgRunIpcReads       = "run_ipc_reads"
+	FunctionsProgRunLeaves         = "run_leaves"
+	FunctionsProgRunNoteInode      = "run_note_inode"
+	FunctionsProgRunPlace          = "run_place"
+	FunctionsProgRunShared         = "run_shared"
+	FunctionsVarBlind              = "blind"
+	FunctionsVarCalls              = "calls"
+	FunctionsVarHaveCap            = "have_cap"
+	FunctionsVarHaveDio            = "have_dio"
+	FunctionsVarLevel              = "level"
 )
 
 // LoadFunctions returns the embedded CollectionSpec for Functions.
@@ -90,14 +92,15 @@ type FunctionsSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type FunctionsProgramSpecs struct {
-	RunClassOf   *ebpf.ProgramSpec `ebpf:"run_class_of"`
-	RunHalfDone  *ebpf.ProgramSpec `ebpf:"run_half_done"`
-	RunHarmless  *ebpf.ProgramSpec `ebpf:"run_harmless"`
-	RunIpcReads  *ebpf.ProgramSpec `ebpf:"run_ipc_reads"`
-	RunLeaves    *ebpf.ProgramSpec `ebpf:"run_leaves"`
-	RunNoteInode *ebpf.ProgramSpec `ebpf:"run_note_inode"`
-	RunPlace     *ebpf.ProgramSpec `ebpf:"run_place"`
-	RunShared    *ebpf.ProgramSpec `ebpf:"run_shared"`
+	RunChangesNothing *ebpf.ProgramSpec `ebpf:"run_changes_nothing"`
+	RunClassOf        *ebpf.ProgramSpec `ebpf:"run_class_of"`
+	RunHalfDone       *ebpf.ProgramSpec `ebpf:"run_half_done"`
+	RunHarmless       *ebpf.ProgramSpec `ebpf:"run_harmless"`
+	RunIpcReads       *ebpf.ProgramSpec `ebpf:"run_ipc_reads"`
+	RunLeaves         *ebpf.ProgramSpec `ebpf:"run_leaves"`
+	RunNoteInode      *ebpf.ProgramSpec `ebpf:"run_note_inode"`
+	RunPlace          *ebpf.ProgramSpec `ebpf:"run_place"`
+	RunShared         *ebpf.ProgramSpec `ebpf:"run_shared"`
 }
 
 // FunctionsMapSpecs contains maps before they are loaded into the kernel.
@@ -165,18 +168,20 @@ type FunctionsVariables struct {
 //
 // It can be passed to LoadFunctionsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type FunctionsPrograms struct {
-	RunClassOf   *ebpf.Program `ebpf:"run_class_of"`
-	RunHalfDone  *ebpf.Program `ebpf:"run_half_done"`
-	RunHarmless  *ebpf.Program `ebpf:"run_harmless"`
-	RunIpcReads  *ebpf.Program `ebpf:"run_ipc_reads"`
-	RunLeaves    *ebpf.Program `ebpf:"run_leaves"`
-	RunNoteInode *ebpf.Program `ebpf:"run_note_inode"`
-	RunPlace     *ebpf.Program `ebpf:"run_place"`
-	RunShared    *ebpf.Program `ebpf:"run_shared"`
+	RunChangesNothing *ebpf.Program `ebpf:"run_changes_nothing"`
+	RunClassOf        *ebpf.Program `ebpf:"run_class_of"`
+	RunHalfDone       *ebpf.Program `ebpf:"run_half_done"`
+	RunHarmless       *ebpf.Program `ebpf:"run_harmless"`
+	RunIpcReads       *ebpf.Program `ebpf:"run_ipc_reads"`
+	RunLeaves         *ebpf.Program `ebpf:"run_leaves"`
+	RunNoteInode      *ebpf.Program `ebpf:"run_note_inode"`
+	RunPlace          *ebpf.Program `ebpf:"run_place"`
+	RunShared         *ebpf.Program `ebpf:"run_shared"`
 }
 
 func (p *FunctionsPrograms) Close() error {
 	return _FunctionsClose(
+		p.RunChangesNothing,
 		p.RunClassOf,
 		p.RunHalfDone,
 		p.RunHarmless,
