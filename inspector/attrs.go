@@ -26,61 +26,126 @@ func attrsOf(st *unix.Stat_t) attrs {
 	}
 }
 
-// inodes walks a listed tree and tells visit each inode that is wanted with its directory and its
-// name in it (both empty: the top), not joined, since most are never named. Entries that vanished meanwhile are skipped: their going is an event that
-// the next barrier sees.
-func inodes(ctx context.Context, top string, f *folder, wanted func(ino uint64) bool, visit func(dir, name string, ino uint64, a attrs)) error {
+// pairs visits the inodes that two listed trees both have under one name. base never changes.
+type pairs struct {
+	ctx  context.Context
+	base int // the base's top, open
+	// from is a stamp: what has an older time of change isn't visited.
+	from  int64
+	visit func(basePath, path string, was, is attrs)
+}
+
+// all visits the pairs of a whole tree, its top included. Entries that vanished meanwhile are
+// skipped: their going is an event that the next barrier sees.
+func (p *pairs) all(top string, base, live *folder) error {
 	fd, err := unix.Open(top, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		unix.Close(fd)
+	defer unix.Close(fd)
+	if err := p.pair(fd, "", "", "", live.ino); err != nil {
 		return err
 	}
-	visit("", "", st.Ino, attrsOf(&st))
-	return inodesBelow(ctx, fd, "", f, wanted, visit)
+	return p.below(fd, "", "", base, live)
 }
 
-func inodesBelow(ctx context.Context, fd int, path string, f *folder, wanted func(uint64) bool, visit func(string, string, uint64, attrs)) error {
-	defer unix.Close(fd)
-	if err := ctx.Err(); err != nil {
+// pair visits name in the directory open at fd, if it is an inode that changed since.
+// The paths are those of the directory; "" as a name is the directory itself.
+func (p *pairs) pair(fd int, basePath, path, name string, ino uint64) error {
+	var st unix.Stat_t
+	err := unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW|unix.AT_EMPTY_PATH)
+	if err == unix.ENOENT || err == nil && (st.Ino != ino || st.Ctim.Nano() < p.from) {
+		return nil
+	}
+	if err != nil {
 		return err
 	}
-	var st unix.Stat_t
-	sub := 0
-	for _, e := range f.entries {
-		var dir *folder
+	if name != "" {
+		basePath, path = basePath+"/"+name, path+"/"+name
+	}
+	return p.known(basePath, path, &st)
+}
+
+func (p *pairs) known(basePath, path string, is *unix.Stat_t) error {
+	var was unix.Stat_t
+	if err := unix.Fstatat(p.base, strings.TrimPrefix(basePath, "/"), &was, unix.AT_SYMLINK_NOFOLLOW|unix.AT_EMPTY_PATH); err != nil {
+		return err
+	}
+	p.visit(basePath, path, attrsOf(&was), attrsOf(is))
+	return nil
+}
+
+// below visits what lies in the directory open at fd.
+func (p *pairs) below(fd int, basePath, path string, base, live *folder) error {
+	if err := p.ctx.Err(); err != nil {
+		return err
+	}
+	i, sub, wasSub := 0, 0, 0
+	for _, e := range live.entries {
+		var dir, was *folder
 		if e.kind == unix.DT_DIR {
-			dir = f.subs[sub]
+			dir = live.subs[sub]
 			sub++
 		}
-		if wanted(e.ino) {
-			err := unix.Fstatat(fd, e.name, &st, unix.AT_SYMLINK_NOFOLLOW)
-			if err == unix.ENOENT {
-				continue
+		for ; i < len(base.entries) && base.entries[i].name < e.name; i++ {
+			if base.entries[i].kind == unix.DT_DIR {
+				wasSub++
 			}
-			if err != nil {
-				return err
-			}
-			visit(path, e.name, st.Ino, attrsOf(&st))
+		}
+		if i == len(base.entries) || base.entries[i] != e {
+			continue // new, or another inode
+		}
+		if dir != nil {
+			was = base.subs[wasSub]
+		}
+		if err := p.pair(fd, basePath, path, e.name, e.ino); err != nil {
+			return err
 		}
 		if dir == nil {
 			continue
 		}
-		child, err := unix.Openat(fd, e.name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-		if err == unix.ENOENT {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		if err := inodesBelow(ctx, child, path+"/"+e.name, dir, wanted, visit); err != nil {
+		if err := p.enter(fd, basePath, path, e.name, was, dir); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// enter visits what lies in the directory at name below the one open at fd.
+func (p *pairs) enter(fd int, basePath, path, name string, base, live *folder) error {
+	if len(base.entries) == 0 || len(live.entries) == 0 {
+		return nil
+	}
+	child, err := unix.Openat(fd, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err == unix.ENOENT {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unix.Close(child)
+	return p.below(child, basePath+"/"+name, path+"/"+name, base, live)
+}
+
+// moved visits an inode that has another path than in the base, and what lies below it.
+func (p *pairs) moved(top string, was, is place) error {
+	fd, err := beneath(top, is.path, unix.O_PATH)
+	if err != nil {
+		return nil // moved again, or gone: the next barrier's
+	}
+	defer unix.Close(fd)
+	if err := p.pair(fd, was.path, is.path, "", is.ino); err != nil {
+		return err
+	}
+	if was.dir == nil || is.dir == nil {
+		return nil
+	}
+	dir, err := beneath(top, is.path, unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return nil
+	}
+	defer unix.Close(dir)
+	return p.below(dir, was.path, is.path, was.dir, is.dir)
 }
 
 // beneath opens path below top without following any link, for looking only.
@@ -100,12 +165,12 @@ func beneath(top, path string, flags int) (int, error) {
 	})
 }
 
-// same says that an inode found under path in two trees is the same to every
+// same says that an inode found under these paths in two trees is the same to every
 // program in the sandbox, although its time of change has moved: it was renamed and
 // renamed back, linked and unlinked, or changed and changed back. Times of
 // directories are left out, unless a call set them (times): they move with entries
 // that are gone again. What can't be read is different. Content is compared up to limit bytes, taken off it.
-func same(top1, top2, path string, was, is attrs, times bool, limit *int64) bool {
+func same(top1, path1, top2, path2 string, was, is attrs, times bool, limit *int64) bool {
 	if was.mode != is.mode || was.uid != is.uid || was.gid != is.gid || was.rdev != is.rdev {
 		return false
 	}
@@ -119,12 +184,12 @@ func same(top1, top2, path string, was, is attrs, times bool, limit *int64) bool
 	case is.mode&unix.S_IFMT != unix.S_IFREG || was.size != is.size || was.mtime != is.mtime || was.nlink != is.nlink:
 		return false
 	}
-	a, err := beneath(top1, path, flags)
+	a, err := beneath(top1, path1, flags)
 	if err != nil {
 		return false
 	}
 	defer unix.Close(a)
-	b, err := beneath(top2, path, flags)
+	b, err := beneath(top2, path2, flags)
 	if err != nil {
 		return false
 	}

@@ -19,24 +19,29 @@ type bases struct {
 type base struct {
 	path string
 
-	mu    sync.Mutex
-	tree  *folder
-	attrs map[uint64]attrs
-	// like is a listing that may share directories, as they were at settled.
-	like    *folder
-	settled int64
+	mu   sync.Mutex
+	tree *folder
+	// like is a listing that may share directories.
+	like listing
 
 	size atomic.Int64 // names kept
 }
 
-// Bounds of what is kept. A name takes about 80 bytes, its attributes as much
-// again, and most names are shared with the listing that one was made from.
+// listing is a tree as it was at a stamp: see lister.settled. Its zero value is none.
+type listing struct {
+	tree *folder
+	at   int64
+	size int // names
+}
+
+// Bounds of what is kept. A name takes about 80 bytes, and most are shared with the
+// listing that one was made from.
 const (
 	maxBases = 64
 	maxNames = 500_000
 )
 
-// names kept, counting those twice whose attributes are kept, too.
+// names kept.
 func (b *bases) names() (n int64) {
 	for _, base := range b.by {
 		n += base.size.Load()
@@ -64,20 +69,31 @@ func (b *bases) get(path string) *base {
 	return n
 }
 
-// hint offers a listing of the folder that the snapshot was made of.
-func (b *base) hint(like *folder, settled int64) {
+// know tells the base what is in it, if it hasn't looked yet.
+func (b *base) know(l listing) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.tree == nil && like != nil {
-		b.like, b.settled = like, settled
+	if b.tree == nil {
+		b.tree, b.like = l.tree, listing{}
+		b.size.Store(int64(l.size))
 	}
 }
 
-// listed returns the tree if it was listed, or nil.
-func (b *base) listed() *folder {
+// hint offers a listing of the folder that the snapshot was made of.
+func (b *base) hint(l listing) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.tree
+	if b.tree == nil && l.tree != nil {
+		b.like = l
+	}
+}
+
+// listed returns the tree if it was listed, with no stamp: whoever asks knows since when
+// it has stood.
+func (b *base) listed() listing {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return listing{tree: b.tree, size: int(b.size.Load())}
 }
 
 // list returns the tree.
@@ -87,29 +103,12 @@ func (b *base) list(ctx context.Context, max int) (*folder, error) {
 	if b.tree != nil {
 		return b.tree, nil
 	}
-	l := lister{ctx: ctx, settled: b.settled, left: max}
-	tree, err := l.list(b.path, b.like)
+	l := lister{ctx: ctx, settled: b.like.at, left: max}
+	tree, err := l.list(b.path, b.like.tree)
 	if err != nil {
 		return nil, err
 	}
-	b.tree, b.like = tree, nil
+	b.tree, b.like = tree, listing{}
 	b.size.Store(int64(max - l.left))
 	return tree, nil
-}
-
-// inodes returns the attributes of every inode of the listed tree.
-func (b *base) inodes(ctx context.Context, tree *folder) (map[uint64]attrs, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.attrs != nil {
-		return b.attrs, nil
-	}
-	all := make(map[uint64]attrs, b.size.Load())
-	err := inodes(ctx, b.path, tree, func(uint64) bool { return true }, func(_, _ string, ino uint64, a attrs) { all[ino] = a })
-	if err != nil {
-		return nil, err
-	}
-	b.attrs = all
-	b.size.Add(int64(len(all)))
-	return all, nil
 }

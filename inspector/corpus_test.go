@@ -182,6 +182,7 @@ func TestRandomTurns(t *testing.T) {
 		before = after
 		if files {
 			w.NewEpoch(b.snapshot())
+			mustHold(t, w)
 			base = after
 		}
 	}

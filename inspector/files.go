@@ -3,6 +3,7 @@ package inspector
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"sync/atomic"
@@ -52,7 +53,9 @@ func (w *watch) judgeFiles(ctx context.Context, epoch, fresh signs, all, turn *f
 			turn.file("")
 			return
 		}
-		w.stale = false
+		// A process that ran meanwhile may have been in the middle of a change, flagged
+		// but not yet to be seen.
+		w.stale = w.running
 		w.fresh(was, turn)
 	}
 	if n := len(w.files.names) + len(w.files.metas); n > 0 {
@@ -111,22 +114,26 @@ func (w *watch) compare(ctx context.Context, epoch signs, decided bool) error {
 		return err
 	}
 	at := stamp()
-	like, settled := w.seen, w.seenAt
-	if like == nil {
-		like, settled = base, w.began
+	like := w.seen
+	if like.tree == nil {
+		like = listing{tree: base, at: w.began}
 	}
-	l := lister{ctx: ctx, settled: settled, left: w.k.opts.MaxEntries}
-	live, err := l.list(w.subject.Upper, like)
+	if w.k.clock.setSince(w.mark) {
+		like = listing{} // times of change tell nothing
+	}
+	l := lister{ctx: ctx, settled: like.at, left: w.k.opts.MaxEntries}
+	live, err := l.list(w.subject.Upper, like.tree)
 	if err != nil {
 		return err
 	}
-	w.seen, w.seenAt = live, at
+	w.seen = listing{live, at, w.k.opts.MaxEntries - l.left}
 	was := w.files
 	w.files = comparison{copies: map[string]int64{}, settled: at}
-	w.files.names = w.namesThatDiffer(compare(base, live), epoch, was)
+	d := compare(base, live)
+	w.files.names = w.namesThatDiffer(d, epoch, was)
 	decided = decided || len(w.files.names) > 0
-	if epoch&sawMeta != 0 && (!decided || w.k.opts.MaxEntries-l.left <= fewNames) {
-		return w.compareAttrs(ctx, base, live, epoch&sawTimes != 0)
+	if epoch&sawMeta != 0 && (!decided || w.seen.size <= fewNames) {
+		return w.compareAttrs(ctx, base, live, d.moved, epoch&sawTimes != 0)
 	}
 	return nil
 }
@@ -147,6 +154,9 @@ func (w *watch) namesThatDiffer(d difference, epoch signs, was comparison) []tre
 		switch {
 		case p.kind == unix.DT_CHR: // a whiteout
 			add(tree.FileDeleted, p.path, "")
+		case p.within && p.in.marks&copiedUp == 0:
+			// Overlayfs copies into copies of directories only. This one is new and no copy.
+			add(tree.FileCreated, p.path, "")
 		case !w.onlyCopiedUp(p, epoch, was, &limit):
 			add(tree.FileCreated, p.path, "")
 		}
@@ -204,32 +214,51 @@ func (w *watch) sameFileAsBelow(path string, was comparison, limit *int64) bool 
 	return true
 }
 
-// compareAttrs finds inodes of the base that changed in any way. An inode whose
-// time of change is the base's hasn't, unless that time is too near to the epoch's
-// beginning to tell.
-func (w *watch) compareAttrs(ctx context.Context, base, live *folder, times bool) error {
-	old, err := w.base.inodes(ctx, base)
+// compareAttrs finds inodes of the base that changed in any way. It needs to look only at those
+// whose time of change lies in this epoch, if the clock counted up all the time; else at
+// all. An inode whose time of change is the base's hasn't changed, unless that time is too
+// near to the epoch's beginning to tell.
+func (w *watch) compareAttrs(ctx context.Context, base, live *folder, moved [][2]place, times bool) error {
+	err := w.compareSince(ctx, w.began-int64(clockSlack), base, live, moved, times)
+	if err == nil && w.k.clock.setSince(w.mark) {
+		err = w.compareSince(ctx, math.MinInt64, base, live, moved, times)
+	}
+	return err
+}
+
+func (w *watch) compareSince(ctx context.Context, from int64, base, live *folder, moved [][2]place, times bool) error {
+	top, err := unix.Open(w.base.path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
+	defer unix.Close(top)
 	w.files.metas = map[string]metadata{}
 	limit := int64(maxContent)
-	older := func(ino uint64) bool { _, ok := old[ino]; return ok }
-	return inodes(ctx, w.subject.Upper, live, older, func(dir, name string, ino uint64, is attrs) {
-		was, ok := old[ino]
-		if !ok || is.ctime == was.ctime && is.ctime < w.began || is.mode&unix.S_IFMT == unix.S_IFCHR { // a whiteout's inode shows nowhere
+	p := pairs{ctx: ctx, base: top, from: from, visit: func(basePath, path string, was, is attrs) {
+		if is.ctime == was.ctime && is.ctime < w.began || is.mode&unix.S_IFMT == unix.S_IFCHR { // a whiteout's inode shows nowhere
 			return
 		}
-		path := dir + "/" + name
-		if same(w.base.path, w.subject.Upper, path, was, is, times, &limit) {
+		if same(w.base.path, basePath, w.subject.Upper, path, was, is, times, &limit) {
 			return
 		}
 		kind := tree.FileMetadata
 		if is.mode&unix.S_IFMT != unix.S_IFDIR && (is.size != was.size || is.mtime != was.mtime) {
 			kind = tree.FileChanged
 		}
+		if path == "" {
+			path = "/"
+		}
 		w.files.metas[path] = metadata{kind, is.ctime}
-	})
+	}}
+	if err := p.all(w.subject.Upper, base, live); err != nil {
+		return err
+	}
+	for _, m := range moved {
+		if err := p.moved(w.subject.Upper, m[0], m[1]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // fresh reports what the last comparison found and the one before didn't.

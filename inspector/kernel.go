@@ -36,6 +36,7 @@ type Kernel struct {
 	absent []string
 	mem    []byte
 	bases  *bases
+	clock  *clock
 
 	missed atomic.Uint64 // recursion misses of the programs, as last read
 	gone   atomic.Uint64 // lost events of watches that are closed
@@ -61,6 +62,9 @@ func Open(o Options) (*Kernel, error) {
 	var err error
 	if k.groups, err = openGroups(); err != nil {
 		return nil, err
+	}
+	if k.clock, err = openClock(); err != nil {
+		return nil, errors.Join(err, k.groups.close())
 	}
 	if err := k.load(); err != nil {
 		k.Close()
@@ -280,7 +284,7 @@ func (k *Kernel) Close() error {
 	for _, l := range k.links {
 		errs = append(errs, l.Close())
 	}
-	errs = append(errs, k.objs.Close(), k.groups.close())
+	errs = append(errs, k.objs.Close(), k.groups.close(), k.clock.close())
 	// The mapping stays: a watch may be reading it, and it ends with the process.
 	return errors.Join(errs...)
 }

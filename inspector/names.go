@@ -66,25 +66,37 @@ func stamp() int64 {
 }
 
 func (l *lister) list(path string, was *folder) (*folder, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	return l.walk(fd, was)
+	return l.walk(unix.AT_FDCWD, path, was)
 }
 
-// walk lists the directory open at fd, and closes it.
-func (l *lister) walk(fd int, was *folder) (*folder, error) {
-	defer unix.Close(fd)
+// walk lists the directory at name below the one open at dir.
+func (l *lister) walk(dir int, name string, was *folder) (*folder, error) {
 	if err := l.ctx.Err(); err != nil {
 		return nil, err
 	}
 	var st unix.Stat_t
+	// Most directories have none below them and didn't change: one call each.
+	if was != nil && len(was.subs) == 0 {
+		if err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return nil, err
+		}
+		if st.Mode&unix.S_IFMT == unix.S_IFDIR && l.unchanged(was, &st) {
+			if l.left -= 1 + len(was.entries); l.left < 0 {
+				return nil, errTooMany
+			}
+			return was, nil
+		}
+	}
+	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, err
 	}
 	f := &folder{ino: st.Ino, ctime: st.Ctim.Nano()}
-	same := was != nil && was.ino == f.ino && was.ctime == f.ctime && f.ctime < l.settled
+	same := was != nil && l.unchanged(was, &st)
 	if same {
 		f.entries, f.marks = was.entries, was.marks
 	} else {
@@ -106,11 +118,7 @@ func (l *lister) walk(fd int, was *folder) (*folder, error) {
 		if e.kind != unix.DT_DIR {
 			continue
 		}
-		child, err := unix.Openat(fd, e.name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-		if err != nil {
-			return nil, err
-		}
-		sub, err := l.walk(child, earlier(e.name))
+		sub, err := l.walk(fd, e.name, earlier(e.name))
 		if err != nil {
 			return nil, err
 		}
@@ -120,6 +128,12 @@ func (l *lister) walk(fd int, was *folder) (*folder, error) {
 		return was, nil
 	}
 	return f, nil
+}
+
+// unchanged says that a directory has the entries that it had.
+func (l *lister) unchanged(was *folder, st *unix.Stat_t) bool {
+	ctime := st.Ctim.Nano()
+	return was.ino == st.Ino && was.ctime == ctime && ctime < l.settled
 }
 
 // finder returns a function that finds a directory below f by name, or nil. inOrder:
@@ -204,10 +218,11 @@ func marksOf(fd int) (m overlayMarks) {
 
 // place is a name in one of two listings that are compared.
 type place struct {
-	path   string
-	parent uint64
+	path string
+	in   *folder // the directory that has the name
 	entry
-	dir *folder
+	dir    *folder
+	within bool // that directory is in the same list
 }
 
 // difference of two listings: names only in the first, only in the second, in
@@ -269,7 +284,7 @@ func (d *difference) folders(path string, was, is *folder) {
 
 // place is entry i of f; nextSub counts its directories.
 func (f *folder) place(path string, i int, nextSub *int) place {
-	p := place{path: path + "/" + f.entries[i].name, parent: f.ino, entry: f.entries[i]}
+	p := place{path: path + "/" + f.entries[i].name, in: f, entry: f.entries[i]}
 	if p.kind == unix.DT_DIR {
 		p.dir = f.subs[*nextSub]
 		*nextSub++
@@ -283,7 +298,9 @@ func all(out []place, p place) []place {
 	if p.dir != nil {
 		sub := 0
 		for i := range p.dir.entries {
-			out = all(out, p.dir.place(p.path, i, &sub))
+			q := p.dir.place(p.path, i, &sub)
+			q.within = true
+			out = all(out, q)
 		}
 	}
 	return out
@@ -309,7 +326,7 @@ func (d *difference) match() {
 			}
 			used[i] = true
 			p := d.gone[i]
-			if p.parent != q.parent || p.name != q.name {
+			if p.in.ino != q.in.ino || p.name != q.name {
 				d.moved = append(d.moved, [2]place{p, q})
 			}
 			if p.dir != nil && p.dir != q.dir {

@@ -28,19 +28,20 @@ type watch struct {
 
 	// Since the epoch began.
 	base     *base
-	began    int64  // a stamp
-	missed   uint64 // of the programs, when it began
+	began    int64     // a stamp
+	mark     clockMark // from before that stamp
+	missed   uint64    // of the programs, when it began
 	taint    []string
 	taintAll bool
-	seen     *folder // the last listing of upper, if any
-	seenAt   int64
-	stale    bool // upper has to be listed again: the last try failed
+	seen     listing // the last one of upper, if any
+	stale    bool    // upper has to be listed again: the last try failed, or somebody ran
 	files    comparison
 	started  []Survivor // survivors when it began
 
 	// Since the turn began.
-	turn signs
-	last []Survivor // survivors at the last barrier
+	turn    signs
+	last    []Survivor // survivors at the last barrier
+	running bool       // this barrier found a process, or couldn't find out
 }
 
 func newWatch(k *Kernel, s Subject, slot uint32) *watch {
@@ -52,18 +53,27 @@ func newWatch(k *Kernel, s Subject, slot uint32) *watch {
 
 // begin starts an epoch. No task of the sandbox runs meanwhile.
 func (w *watch) begin(path string) {
-	// A directory of the new base that looks as it did when upper was last listed,
-	// or in the old base, needs no reading again.
-	like, settled := w.seen, w.seenAt
-	if like == nil && w.base != nil {
-		like, settled = w.base.listed(), w.began
+	held, like := w.held(), w.seen
+	if like.tree == nil && w.base != nil {
+		// A directory of the new base that looks as it did in the old one, or when
+		// upper was last listed, needs no reading again.
+		like = w.base.listed()
+		like.at = w.began
+	}
+	if w.k.clock.setSince(w.mark) {
+		like = listing{}
 	}
 	w.base = w.k.bases.get(path)
-	w.base.hint(like, settled)
+	if held.tree != nil {
+		w.base.know(held)
+	} else {
+		w.base.hint(like)
+	}
+	w.mark = w.k.clock.mark()
 	w.began = stamp()
 	w.missed = w.k.missed.Load()
 	w.taint, w.taintAll = nil, false
-	w.seen, w.seenAt, w.stale, w.files = nil, 0, false, comparison{}
+	w.seen, w.stale, w.files = listing{}, false, comparison{}
 	w.started = w.last
 	w.turn = 0
 	atomic.StoreUint64(&w.box.Epoch, 0)
@@ -72,6 +82,25 @@ func (w *watch) begin(path string) {
 	atomic.StoreUint64(&w.box.Lost, 0)
 	atomic.StoreUint32(&w.box.Ninodes, 0)
 	atomic.StoreUint32(&w.box.TurnFrom, 0)
+}
+
+// held is what a snapshot of upper holds that was taken just now, if the flags tell that it is
+// what was listed last. A new base is then known without looking at it, while nothing of it is
+// in memory yet. Files that were written (sawOld) are still the same names; what makes or
+// removes a name, also while it copies a file up, sets another flag, twice.
+func (w *watch) held() listing {
+	epoch, fresh := signs(atomic.LoadUint64(&w.box.Epoch)), signs(atomic.LoadUint64(&w.box.Turn))
+	const harmless = sawOld | sawExternal
+	switch {
+	case w.base == nil, w.stale, len(w.taint) > 0, w.orphaned.Load(), w.missed != w.k.missed.Load(),
+		epoch&eitherHalf != 0, fresh&^harmless != 0:
+		return listing{}
+	case w.seen.tree != nil:
+		return w.seen
+	case epoch&^harmless != 0:
+		return listing{}
+	}
+	return w.base.listed()
 }
 
 func (w *watch) BeginTurn() {
@@ -88,6 +117,7 @@ func (w *watch) Tainted(both bool, why string) {
 func (w *watch) NewEpoch(base string) {
 	if _, err := w.k.misses(); err != nil {
 		// Without a starting point the next barrier has to assume the worst.
+		w.stale = true
 		w.begin(base)
 		w.missed = 0
 		return
@@ -110,6 +140,7 @@ func (w *watch) Barrier(ctx context.Context) Report {
 	// anything any more. Flags are taken before the listing that explains them, so
 	// what a survivor changes meanwhile is flagged again for the next barrier.
 	now, err := w.survivors()
+	w.running = err != nil || len(now) > 0
 	fresh := signs(atomic.SwapUint64(&w.box.Turn, 0)) &^ neverSet
 	w.turn |= fresh
 	epoch := signs(atomic.LoadUint64(&w.box.Epoch)) &^ neverSet
