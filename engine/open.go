@@ -13,6 +13,7 @@ import (
 	"github.com/boxwood-rl/boxwood/engine/pool"
 	"github.com/boxwood-rl/boxwood/engine/stats"
 	"github.com/boxwood-rl/boxwood/inspector"
+	"github.com/boxwood-rl/boxwood/internal/cgroup"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/tree"
 )
@@ -30,6 +31,8 @@ type OpenOptions struct {
 	Zygotes int
 	// Cgroup is the name of Boxwood's group; empty: "boxwood".
 	Cgroup string
+	// Share is what the daemon and all sandboxes together may use of the host.
+	Share cgroup.Share
 }
 
 // Open opens the state folder with all real parts. The process must be root in a
@@ -77,7 +80,7 @@ func Open(ctx context.Context, o OpenOptions) (*Engine, error) {
 		p.Inspector = nil
 		return fail(fmt.Errorf("opening the inspector: %w", err))
 	}
-	host, err := box.Open(box.Config{RunDir: o.RunDir, Zygotes: o.Zygotes, Limits: o.Limits, CgroupRoot: o.Cgroup})
+	host, err := box.Open(box.Config{RunDir: o.RunDir, Zygotes: o.Zygotes, Limits: o.Limits, CgroupRoot: o.Cgroup, Share: o.Share})
 	if err != nil {
 		return fail(fmt.Errorf("opening the sandbox host: %w", err))
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"math"
 	"os"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/boxwood-rl/boxwood/engine"
 	"github.com/boxwood-rl/boxwood/engine/service"
+	"github.com/boxwood-rl/boxwood/internal/cgroup"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 )
 
@@ -27,11 +29,11 @@ const shutdownLimit = 20 * time.Second
 
 // serveFlags as given.
 type serveFlags struct {
-	state, socket, group, pool, poolSize, runDir, cgroup, level, format string
-	zygotes, maxSandboxes                                               int
-	lease                                                               time.Duration
-	audit                                                               float64
-	rebuild                                                             bool
+	state, socket, group, pool, poolSize, runDir, cgroup, level, format, cpus, memory string
+	zygotes, maxSandboxes                                                             int
+	lease                                                                             time.Duration
+	audit                                                                             float64
+	rebuild, stopOnEOF                                                                bool
 }
 
 func (a *app) serveCommand() *cobra.Command {
@@ -60,6 +62,9 @@ prints "ready" and the socket once it answers.`,
 	c.Flags().Float64Var(&f.audit, "audit", 0, "share of turns, 0 to 1, whose verdict is compared with what really changed")
 	c.Flags().StringVar(&f.runDir, "run-dir", "", "folder of the sandboxes' control sockets (default: on a tmpfs of the host)")
 	c.Flags().StringVar(&f.cgroup, "cgroup", "", `name of Boxwood's cgroup (default "boxwood")`)
+	c.Flags().StringVar(&f.cpus, "cpus", "", `cores for the daemon and its sandboxes, such as "4-7", to keep them off the trainer's (default all)`)
+	c.Flags().StringVar(&f.memory, "memory", "", "memory of all sandboxes together, such as 64G (default no bound)")
+	c.Flags().BoolVar(&f.stopOnEOF, "stop-on-eof", false, "stop when standard input ends, as it does with the process that holds its other end")
 	c.Flags().StringVar(&f.level, "log-level", "info", "debug, info, warn or error")
 	c.Flags().StringVar(&f.format, "log-format", "text", "text or json")
 	return c
@@ -92,6 +97,17 @@ func (f serveFlags) options() (o engine.OpenOptions, err error) {
 			return bad("--pool-size: %v", err)
 		}
 	}
+	if f.memory != "" {
+		if o.Share.MemoryBytes, err = parseSize(f.memory); err != nil {
+			return bad("--memory: %v", err)
+		}
+	}
+	if f.cpus != "" {
+		if _, err := cgroup.ParseCores(f.cpus); err != nil {
+			return bad("--cpus: %v", err)
+		}
+		o.Share.Cores = f.cpus
+	}
 	if o.StateDir, err = filepath.Abs(f.state); err != nil {
 		return bad("--state: %v", err)
 	}
@@ -116,6 +132,14 @@ func (a *app) serve(ctx context.Context, f serveFlags) error {
 	// terminal's ^C and a script's kill often come both.
 	ctx, unregister := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer unregister()
+	if f.stopOnEOF {
+		var stop context.CancelFunc
+		ctx, stop = context.WithCancel(ctx)
+		go func() {
+			defer stop()
+			io.Copy(io.Discard, os.Stdin)
+		}()
+	}
 	slog.SetDefault(o.Log)
 	e, err := engine.Open(ctx, o)
 	if err != nil {

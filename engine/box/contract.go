@@ -20,6 +20,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/boxwood-rl/boxwood/internal/cgroup"
 	"github.com/boxwood-rl/boxwood/tree"
 )
 
@@ -33,6 +34,8 @@ type Config struct {
 	Limits tree.Limits
 	// CgroupRoot is the name of Boxwood's own group below each hierarchy.
 	CgroupRoot string
+	// Share is what the daemon and all boxes together may use.
+	Share cgroup.Share
 	// OnBox is called with the cgroup id of Run before any command can run in a
 	// new box, and again (gone) after the last process of it is gone.
 	OnBox func(runCgroup uint64, gone bool)

@@ -66,6 +66,10 @@ func Open(cfg Config) (*Host, error) {
 	if h.root, err = cgroup.OpenRoot(cfg.CgroupRoot); err != nil {
 		return nil, err
 	}
+	if err := h.root.Confine(cfg.Share); err != nil {
+		h.root.Remove() // unless a former daemon's boxes live there
+		return nil, err
+	}
 	left, err := h.leftovers()
 	if err != nil {
 		return nil, err

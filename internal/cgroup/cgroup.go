@@ -36,6 +36,8 @@ type Mounts struct {
 	V2 string
 	// V1 holds the mount point of each controller that isn't in v2.
 	V1 map[string]string
+	// Cpuset is where cpuset is, if it isn't in v2: it confines Boxwood as a whole only.
+	Cpuset string
 }
 
 // FindMounts reads mount points from a file like /proc/self/mountinfo.
@@ -62,6 +64,9 @@ func FindMounts(mountinfo string) (Mounts, error) {
 				if slices.Contains(controllers, option) && m.V1[option] == "" {
 					m.V1[option] = point
 				}
+				if option == "cpuset" && m.Cpuset == "" {
+					m.Cpuset = point
+				}
 			}
 		}
 	}
@@ -75,12 +80,17 @@ func FindMounts(mountinfo string) (Mounts, error) {
 // Root is Boxwood's own group in each hierarchy.
 type Root struct {
 	// V2 is its folder in the v2 hierarchy.
-	V2 string
+	V2   string
+	name string
 	// v1 holds its folder for each controller that isn't in v2; two controllers
 	// of one hierarchy share a folder.
 	v1 map[string]string
 	// v1dirs are these folders, each once, in a fixed order.
 	v1dirs []string
+	// cpuset is its folder in a v1 hierarchy of cpuset, empty if there is none; see Confine.
+	cpuset string
+	// before is where this process was in that hierarchy; empty unless Confine moved it.
+	before string
 	// inV2 are the controllers enabled in V2.
 	inV2 map[string]bool
 	// Missing controllers, whose limits can't be enforced on this host.
@@ -96,7 +106,7 @@ func OpenRoot(name string) (*Root, error) {
 	if name == "" || filepath.Clean("/"+name) != "/"+name {
 		return nil, fault.New(fault.Invalid, "bad_cgroup", "%q is not the name of a cgroup", name)
 	}
-	r := &Root{V2: filepath.Join(mounts.V2, name), v1: map[string]string{}, inV2: map[string]bool{}}
+	r := &Root{V2: filepath.Join(mounts.V2, name), name: name, v1: map[string]string{}, inV2: map[string]bool{}}
 	if err := os.MkdirAll(r.V2, 0o755); err != nil {
 		return nil, fmt.Errorf("making the cgroup %s: %w", r.V2, err)
 	}
@@ -116,6 +126,7 @@ func OpenRoot(name string) (*Root, error) {
 			r.Missing = append(r.Missing, c)
 		}
 	}
+	r.cpuset = cpusetOf(mounts, name)
 	return r, nil
 }
 
@@ -126,7 +137,7 @@ func FindRoot(name string) (*Root, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Root{V2: filepath.Join(mounts.V2, name), v1: map[string]string{}}
+	r := &Root{V2: filepath.Join(mounts.V2, name), name: name, v1: map[string]string{}}
 	if _, err := os.Stat(r.V2); errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {
@@ -142,6 +153,7 @@ func FindRoot(name string) (*Root, error) {
 			r.v1dirs = append(r.v1dirs, dir)
 		}
 	}
+	r.cpuset = cpusetOf(mounts, name)
 	return r, nil
 }
 
@@ -192,7 +204,7 @@ func (r *Root) Names() ([]string, error) {
 
 // Remove removes Boxwood's own groups, which must be empty.
 func (r *Root) Remove() error {
-	var errs []error
+	errs := []error{r.unconfine()}
 	for _, dir := range append([]string{r.V2}, r.v1dirs...) {
 		if err := unix.Rmdir(dir); err != nil && err != unix.ENOENT {
 			errs = append(errs, fmt.Errorf("removing the cgroup %s: %w", dir, err))

@@ -14,6 +14,7 @@ The words are those of the engine: a *turn* runs in a *sandbox* and becomes a
 """
 
 from . import aio
+from ._local import local
 from ._version import __version__
 from .client import Client, connect
 from .errors import (
@@ -131,4 +132,5 @@ __all__ = [
     "aio",
     "annotation",
     "connect",
+    "local",
 ]

@@ -86,6 +86,14 @@ def test_arguments(sandbox: boxwood.Sandbox) -> None:
     assert sandbox.run(["/no/such/program"]).exit_code != 0
 
 
+def test_no_device_of_the_host_is_there(sandbox: boxwood.Sandbox) -> None:
+    """GPUs, for one: /dev holds what any container has, and nothing else."""
+    usual = "null zero full random urandom tty ptmx pts shm mqueue fd stdin stdout stderr console core"
+    found = set(sandbox.run("ls -A /dev", check=True).stdout.text.split())
+    assert "null" in found
+    assert found <= set(usual.split())
+
+
 def test_signals_and_deadlines(sandbox: boxwood.Sandbox) -> None:
     killed = sandbox.run(["bash", "-c", "kill -9 $$"])
     assert (killed.exit_code, killed.signal) == (-1, 9)
