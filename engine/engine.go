@@ -5,7 +5,8 @@
 // The path of one turn, by file: turn.go (begin, exec, end: the node is written
 // and the reply goes out; command.go and transfer.go are what a turn is made of),
 // capture.go (the shadow), fork.go (children of a node; spares.go makes some ahead,
-// births.go remembers them), rollback.go, trees.go (where trees start), sandbox.go
+// births.go remembers them), evaluate.go
+// (a node graded out of its agent's reach), rollback.go, trees.go (where trees start), sandbox.go
 // (what is live: locks, leases, release), restart.go (what is found after a
 // crash), audit.go (verdicts held against the file system).
 //
@@ -174,6 +175,7 @@ func New(ctx context.Context, parts Parts, cfg Config) (*Engine, error) {
 	if err := e.reconcile(ctx); err != nil {
 		return nil, err
 	}
+	e.uprootGraders(ctx)
 	go e.spares.run()
 	e.wg.Add(1)
 	go e.reapExpired(life)

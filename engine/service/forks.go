@@ -118,3 +118,22 @@ func (s *Service) WaitCaptured(ctx context.Context, req *boxwoodv1.WaitCapturedR
 	}
 	return &boxwoodv1.WaitCapturedResponse{Nodes: nodeMessages(s.e.Store.View(), nodes)}, nil
 }
+
+func (s *Service) Evaluate(ctx context.Context, req *boxwoodv1.EvaluateRequest) (*boxwoodv1.EvaluateResponse, error) {
+	got, _, err := once(ctx, s, req.GetIdempotencyKey(), req, &boxwoodv1.EvaluateResponse{}, func(record) (*boxwoodv1.EvaluateResponse, error) {
+		m := req.GetGrader()
+		g := engine.Grader{
+			Start: engine.Start{Image: m.GetImage(), Node: ids.Node(m.GetNodeId())}, Paths: m.GetPaths(),
+			Command: command(m.GetCommand()), RewardsFile: m.GetRewardsFile(), Limits: limits(m.GetLimits()),
+		}
+		for _, f := range m.GetFiles() {
+			g.Files = append(g.Files, engine.File{Path: f.GetPath(), Content: f.GetContent(), Mode: f.GetMode()})
+		}
+		v, err := s.e.Evaluate(ctx, ids.Node(req.GetNodeId()), g)
+		return &boxwoodv1.EvaluateResponse{
+			Rewards: v.Rewards, Observation: observationMessage(v.Observation), Status: boxwoodv1.TurnStatus(v.Status),
+			Problem: v.Problem, Missing: v.Missing, WallNs: int64(v.Wall),
+		}, err
+	})
+	return got, err
+}

@@ -539,7 +539,7 @@ func (x BackupRequest_Rule) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use BackupRequest_Rule.Descriptor instead.
 func (BackupRequest_Rule) EnumDescriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{69, 0}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{72, 0}
 }
 
 // Error is the detail of every failed call.
@@ -4998,6 +4998,285 @@ func (x *WaitCapturedResponse) GetNodes() []*Node {
 	return nil
 }
 
+type EvaluateRequest struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	NodeId         string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Grader         *Grader                `protobuf:"bytes,2,opt,name=grader,proto3" json:"grader,omitempty"`
+	IdempotencyKey string                 `protobuf:"bytes,3,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *EvaluateRequest) Reset() {
+	*x = EvaluateRequest{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EvaluateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EvaluateRequest) ProtoMessage() {}
+
+func (x *EvaluateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EvaluateRequest.ProtoReflect.Descriptor instead.
+func (*EvaluateRequest) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *EvaluateRequest) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *EvaluateRequest) GetGrader() *Grader {
+	if x != nil {
+		return x.Grader
+	}
+	return nil
+}
+
+func (x *EvaluateRequest) GetIdempotencyKey() string {
+	if x != nil {
+		return x.IdempotencyKey
+	}
+	return ""
+}
+
+type Grader struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A fresh sandbox of this image (name or digest), or one at this node, such as the
+	// root of a tree whose set-up has what the grader needs. Neither: a scratch fork of the
+	// graded node, where every program is the agent's.
+	//
+	// Types that are valid to be assigned to Start:
+	//
+	//	*Grader_Image
+	//	*Grader_NodeId
+	Start isGrader_Start `protobuf_oneof:"start"`
+	// What the fresh sandbox gets of the graded node, at the same places; absolute, none
+	// below another. What the node lacks is left out.
+	Paths []string `protobuf:"bytes,3,rep,name=paths,proto3" json:"paths,omitempty"`
+	// Written when the paths are there, and never seen by the agent; they win over paths.
+	Files []*FileToWrite `protobuf:"bytes,4,rep,name=files,proto3" json:"files,omitempty"`
+	// Its deadline bounds the grading.
+	Command *Command `protobuf:"bytes,5,opt,name=command,proto3" json:"command,omitempty"`
+	// Read when the command has ended: a JSON object of numbers, or one number, which is
+	// the reward "reward". Empty: "reward" is 1 if the command exits with 0, else 0.
+	RewardsFile   string  `protobuf:"bytes,6,opt,name=rewards_file,json=rewardsFile,proto3" json:"rewards_file,omitempty"`
+	Limits        *Limits `protobuf:"bytes,7,opt,name=limits,proto3" json:"limits,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Grader) Reset() {
+	*x = Grader{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Grader) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Grader) ProtoMessage() {}
+
+func (x *Grader) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Grader.ProtoReflect.Descriptor instead.
+func (*Grader) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *Grader) GetStart() isGrader_Start {
+	if x != nil {
+		return x.Start
+	}
+	return nil
+}
+
+func (x *Grader) GetImage() string {
+	if x != nil {
+		if x, ok := x.Start.(*Grader_Image); ok {
+			return x.Image
+		}
+	}
+	return ""
+}
+
+func (x *Grader) GetNodeId() string {
+	if x != nil {
+		if x, ok := x.Start.(*Grader_NodeId); ok {
+			return x.NodeId
+		}
+	}
+	return ""
+}
+
+func (x *Grader) GetPaths() []string {
+	if x != nil {
+		return x.Paths
+	}
+	return nil
+}
+
+func (x *Grader) GetFiles() []*FileToWrite {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+func (x *Grader) GetCommand() *Command {
+	if x != nil {
+		return x.Command
+	}
+	return nil
+}
+
+func (x *Grader) GetRewardsFile() string {
+	if x != nil {
+		return x.RewardsFile
+	}
+	return ""
+}
+
+func (x *Grader) GetLimits() *Limits {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
+type isGrader_Start interface {
+	isGrader_Start()
+}
+
+type Grader_Image struct {
+	Image string `protobuf:"bytes,1,opt,name=image,proto3,oneof"`
+}
+
+type Grader_NodeId struct {
+	NodeId string `protobuf:"bytes,2,opt,name=node_id,json=nodeId,proto3,oneof"`
+}
+
+func (*Grader_Image) isGrader_Start() {}
+
+func (*Grader_NodeId) isGrader_Start() {}
+
+type EvaluateResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Empty if the command ran and gave none; `problem` says why.
+	Rewards     map[string]float64 `protobuf:"bytes,1,rep,name=rewards,proto3" json:"rewards,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
+	Observation *Observation       `protobuf:"bytes,2,opt,name=observation,proto3" json:"observation,omitempty"`
+	// COMPLETED or TIMED_OUT.
+	Status  TurnStatus `protobuf:"varint,3,opt,name=status,proto3,enum=boxwood.v1.TurnStatus" json:"status,omitempty"`
+	Problem string     `protobuf:"bytes,4,opt,name=problem,proto3" json:"problem,omitempty"`
+	// Those of the grader's paths that the node lacks.
+	Missing       []string `protobuf:"bytes,5,rep,name=missing,proto3" json:"missing,omitempty"`
+	WallNs        int64    `protobuf:"varint,6,opt,name=wall_ns,json=wallNs,proto3" json:"wall_ns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EvaluateResponse) Reset() {
+	*x = EvaluateResponse{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EvaluateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EvaluateResponse) ProtoMessage() {}
+
+func (x *EvaluateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EvaluateResponse.ProtoReflect.Descriptor instead.
+func (*EvaluateResponse) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *EvaluateResponse) GetRewards() map[string]float64 {
+	if x != nil {
+		return x.Rewards
+	}
+	return nil
+}
+
+func (x *EvaluateResponse) GetObservation() *Observation {
+	if x != nil {
+		return x.Observation
+	}
+	return nil
+}
+
+func (x *EvaluateResponse) GetStatus() TurnStatus {
+	if x != nil {
+		return x.Status
+	}
+	return TurnStatus_TURN_STATUS_UNSPECIFIED
+}
+
+func (x *EvaluateResponse) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+func (x *EvaluateResponse) GetMissing() []string {
+	if x != nil {
+		return x.Missing
+	}
+	return nil
+}
+
+func (x *EvaluateResponse) GetWallNs() int64 {
+	if x != nil {
+		return x.WallNs
+	}
+	return 0
+}
+
 type GetNodeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
@@ -5007,7 +5286,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[62]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5019,7 +5298,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[62]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5032,7 +5311,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{62}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *GetNodeRequest) GetNodeId() string {
@@ -5061,7 +5340,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[63]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5073,7 +5352,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[63]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5086,7 +5365,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{63}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ListNodesRequest) GetTreeId() string {
@@ -5156,7 +5435,7 @@ type WatchTreeRequest struct {
 
 func (x *WatchTreeRequest) Reset() {
 	*x = WatchTreeRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[64]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5168,7 +5447,7 @@ func (x *WatchTreeRequest) String() string {
 func (*WatchTreeRequest) ProtoMessage() {}
 
 func (x *WatchTreeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[64]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5181,7 +5460,7 @@ func (x *WatchTreeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchTreeRequest.ProtoReflect.Descriptor instead.
 func (*WatchTreeRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{64}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *WatchTreeRequest) GetTreeId() string {
@@ -5213,7 +5492,7 @@ type TreeEvent struct {
 
 func (x *TreeEvent) Reset() {
 	*x = TreeEvent{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[65]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5225,7 +5504,7 @@ func (x *TreeEvent) String() string {
 func (*TreeEvent) ProtoMessage() {}
 
 func (x *TreeEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[65]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5238,7 +5517,7 @@ func (x *TreeEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TreeEvent.ProtoReflect.Descriptor instead.
 func (*TreeEvent) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{65}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *TreeEvent) GetIndex() uint64 {
@@ -5321,7 +5600,7 @@ type NodeAnnotation struct {
 
 func (x *NodeAnnotation) Reset() {
 	*x = NodeAnnotation{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[66]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5333,7 +5612,7 @@ func (x *NodeAnnotation) String() string {
 func (*NodeAnnotation) ProtoMessage() {}
 
 func (x *NodeAnnotation) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[66]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5346,7 +5625,7 @@ func (x *NodeAnnotation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeAnnotation.ProtoReflect.Descriptor instead.
 func (*NodeAnnotation) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{66}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *NodeAnnotation) GetNodeId() string {
@@ -5408,7 +5687,7 @@ type AnnotateRequest struct {
 
 func (x *AnnotateRequest) Reset() {
 	*x = AnnotateRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[67]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5420,7 +5699,7 @@ func (x *AnnotateRequest) String() string {
 func (*AnnotateRequest) ProtoMessage() {}
 
 func (x *AnnotateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[67]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5433,7 +5712,7 @@ func (x *AnnotateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AnnotateRequest.ProtoReflect.Descriptor instead.
 func (*AnnotateRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{67}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *AnnotateRequest) GetAnnotations() []*NodeAnnotation {
@@ -5459,7 +5738,7 @@ type AnnotateResponse struct {
 
 func (x *AnnotateResponse) Reset() {
 	*x = AnnotateResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[68]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5471,7 +5750,7 @@ func (x *AnnotateResponse) String() string {
 func (*AnnotateResponse) ProtoMessage() {}
 
 func (x *AnnotateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[68]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5484,7 +5763,7 @@ func (x *AnnotateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AnnotateResponse.ProtoReflect.Descriptor instead.
 func (*AnnotateResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{68}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *AnnotateResponse) GetIndex() uint64 {
@@ -5506,7 +5785,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[69]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5518,7 +5797,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[69]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5531,7 +5810,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{69}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *BackupRequest) GetItems() []*BackupRequest_Item {
@@ -5572,7 +5851,7 @@ type BackupResponse struct {
 
 func (x *BackupResponse) Reset() {
 	*x = BackupResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[70]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5584,7 +5863,7 @@ func (x *BackupResponse) String() string {
 func (*BackupResponse) ProtoMessage() {}
 
 func (x *BackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[70]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5597,7 +5876,7 @@ func (x *BackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
 func (*BackupResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{70}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *BackupResponse) GetIndex() uint64 {
@@ -5623,7 +5902,7 @@ type GetPayloadRequest struct {
 
 func (x *GetPayloadRequest) Reset() {
 	*x = GetPayloadRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[71]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5635,7 +5914,7 @@ func (x *GetPayloadRequest) String() string {
 func (*GetPayloadRequest) ProtoMessage() {}
 
 func (x *GetPayloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[71]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5648,7 +5927,7 @@ func (x *GetPayloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPayloadRequest.ProtoReflect.Descriptor instead.
 func (*GetPayloadRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{71}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *GetPayloadRequest) GetNodeId() string {
@@ -5668,7 +5947,7 @@ type GetPayloadResponse struct {
 
 func (x *GetPayloadResponse) Reset() {
 	*x = GetPayloadResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[72]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5680,7 +5959,7 @@ func (x *GetPayloadResponse) String() string {
 func (*GetPayloadResponse) ProtoMessage() {}
 
 func (x *GetPayloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[72]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5693,7 +5972,7 @@ func (x *GetPayloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPayloadResponse.ProtoReflect.Descriptor instead.
 func (*GetPayloadResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{72}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *GetPayloadResponse) GetPayload() []byte {
@@ -5724,7 +6003,7 @@ type PruneRequest struct {
 
 func (x *PruneRequest) Reset() {
 	*x = PruneRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[73]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5736,7 +6015,7 @@ func (x *PruneRequest) String() string {
 func (*PruneRequest) ProtoMessage() {}
 
 func (x *PruneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[73]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5749,7 +6028,7 @@ func (x *PruneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneRequest.ProtoReflect.Descriptor instead.
 func (*PruneRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{73}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *PruneRequest) GetNodeId() string {
@@ -5791,7 +6070,7 @@ type PruneResponse struct {
 
 func (x *PruneResponse) Reset() {
 	*x = PruneResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[74]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5803,7 +6082,7 @@ func (x *PruneResponse) String() string {
 func (*PruneResponse) ProtoMessage() {}
 
 func (x *PruneResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[74]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5816,7 +6095,7 @@ func (x *PruneResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneResponse.ProtoReflect.Descriptor instead.
 func (*PruneResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{74}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *PruneResponse) GetNodes() int64 {
@@ -5849,7 +6128,7 @@ type PinRequest struct {
 
 func (x *PinRequest) Reset() {
 	*x = PinRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[75]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5861,7 +6140,7 @@ func (x *PinRequest) String() string {
 func (*PinRequest) ProtoMessage() {}
 
 func (x *PinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[75]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5874,7 +6153,7 @@ func (x *PinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinRequest.ProtoReflect.Descriptor instead.
 func (*PinRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{75}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *PinRequest) GetNodeIds() []string {
@@ -5892,7 +6171,7 @@ type PinResponse struct {
 
 func (x *PinResponse) Reset() {
 	*x = PinResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[76]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5904,7 +6183,7 @@ func (x *PinResponse) String() string {
 func (*PinResponse) ProtoMessage() {}
 
 func (x *PinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[76]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5917,7 +6196,7 @@ func (x *PinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinResponse.ProtoReflect.Descriptor instead.
 func (*PinResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{76}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{79}
 }
 
 type UnpinRequest struct {
@@ -5929,7 +6208,7 @@ type UnpinRequest struct {
 
 func (x *UnpinRequest) Reset() {
 	*x = UnpinRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[77]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5941,7 +6220,7 @@ func (x *UnpinRequest) String() string {
 func (*UnpinRequest) ProtoMessage() {}
 
 func (x *UnpinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[77]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5954,7 +6233,7 @@ func (x *UnpinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinRequest.ProtoReflect.Descriptor instead.
 func (*UnpinRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{77}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *UnpinRequest) GetNodeIds() []string {
@@ -5972,7 +6251,7 @@ type UnpinResponse struct {
 
 func (x *UnpinResponse) Reset() {
 	*x = UnpinResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[78]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5984,7 +6263,7 @@ func (x *UnpinResponse) String() string {
 func (*UnpinResponse) ProtoMessage() {}
 
 func (x *UnpinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[78]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5997,7 +6276,7 @@ func (x *UnpinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinResponse.ProtoReflect.Descriptor instead.
 func (*UnpinResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{78}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{81}
 }
 
 type ExportStatsRequest struct {
@@ -6012,7 +6291,7 @@ type ExportStatsRequest struct {
 
 func (x *ExportStatsRequest) Reset() {
 	*x = ExportStatsRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[79]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6024,7 +6303,7 @@ func (x *ExportStatsRequest) String() string {
 func (*ExportStatsRequest) ProtoMessage() {}
 
 func (x *ExportStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[79]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6037,7 +6316,7 @@ func (x *ExportStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportStatsRequest.ProtoReflect.Descriptor instead.
 func (*ExportStatsRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{79}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ExportStatsRequest) GetTable() string {
@@ -6063,7 +6342,7 @@ type ExportStatsChunk struct {
 
 func (x *ExportStatsChunk) Reset() {
 	*x = ExportStatsChunk{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[80]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6075,7 +6354,7 @@ func (x *ExportStatsChunk) String() string {
 func (*ExportStatsChunk) ProtoMessage() {}
 
 func (x *ExportStatsChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[80]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6088,7 +6367,7 @@ func (x *ExportStatsChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportStatsChunk.ProtoReflect.Descriptor instead.
 func (*ExportStatsChunk) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{80}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ExportStatsChunk) GetData() []byte {
@@ -6106,7 +6385,7 @@ type ListTablesRequest struct {
 
 func (x *ListTablesRequest) Reset() {
 	*x = ListTablesRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[81]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6118,7 +6397,7 @@ func (x *ListTablesRequest) String() string {
 func (*ListTablesRequest) ProtoMessage() {}
 
 func (x *ListTablesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[81]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6131,7 +6410,7 @@ func (x *ListTablesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTablesRequest.ProtoReflect.Descriptor instead.
 func (*ListTablesRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{81}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{84}
 }
 
 type Table struct {
@@ -6146,7 +6425,7 @@ type Table struct {
 
 func (x *Table) Reset() {
 	*x = Table{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[82]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6158,7 +6437,7 @@ func (x *Table) String() string {
 func (*Table) ProtoMessage() {}
 
 func (x *Table) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[82]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6171,7 +6450,7 @@ func (x *Table) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Table.ProtoReflect.Descriptor instead.
 func (*Table) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{82}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *Table) GetName() string {
@@ -6213,7 +6492,7 @@ type Column struct {
 
 func (x *Column) Reset() {
 	*x = Column{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[83]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6225,7 +6504,7 @@ func (x *Column) String() string {
 func (*Column) ProtoMessage() {}
 
 func (x *Column) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[83]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6238,7 +6517,7 @@ func (x *Column) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Column.ProtoReflect.Descriptor instead.
 func (*Column) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{83}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *Column) GetName() string {
@@ -6271,7 +6550,7 @@ type ListTablesResponse struct {
 
 func (x *ListTablesResponse) Reset() {
 	*x = ListTablesResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[84]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6283,7 +6562,7 @@ func (x *ListTablesResponse) String() string {
 func (*ListTablesResponse) ProtoMessage() {}
 
 func (x *ListTablesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[84]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6296,7 +6575,7 @@ func (x *ListTablesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTablesResponse.ProtoReflect.Descriptor instead.
 func (*ListTablesResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{84}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ListTablesResponse) GetTables() []*Table {
@@ -6323,7 +6602,7 @@ type ForkRequest_Want struct {
 
 func (x *ForkRequest_Want) Reset() {
 	*x = ForkRequest_Want{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[95]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6335,7 +6614,7 @@ func (x *ForkRequest_Want) String() string {
 func (*ForkRequest_Want) ProtoMessage() {}
 
 func (x *ForkRequest_Want) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[95]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6409,7 +6688,7 @@ type BackupRequest_Item struct {
 
 func (x *BackupRequest_Item) Reset() {
 	*x = BackupRequest_Item{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[100]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6421,7 +6700,7 @@ func (x *BackupRequest_Item) String() string {
 func (*BackupRequest_Item) ProtoMessage() {}
 
 func (x *BackupRequest_Item) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[100]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6434,7 +6713,7 @@ func (x *BackupRequest_Item) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest_Item.ProtoReflect.Descriptor instead.
 func (*BackupRequest_Item) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{69, 0}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{72, 0}
 }
 
 func (x *BackupRequest_Item) GetNodeId() string {
@@ -6880,7 +7159,30 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x13WaitCapturedRequest\x12\x19\n" +
 	"\bnode_ids\x18\x01 \x03(\tR\anodeIds\">\n" +
 	"\x14WaitCapturedResponse\x12&\n" +
-	"\x05nodes\x18\x01 \x03(\v2\x10.boxwood.v1.NodeR\x05nodes\")\n" +
+	"\x05nodes\x18\x01 \x03(\v2\x10.boxwood.v1.NodeR\x05nodes\"\x7f\n" +
+	"\x0fEvaluateRequest\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12*\n" +
+	"\x06grader\x18\x02 \x01(\v2\x12.boxwood.v1.GraderR\x06grader\x12'\n" +
+	"\x0fidempotency_key\x18\x03 \x01(\tR\x0eidempotencyKey\"\x87\x02\n" +
+	"\x06Grader\x12\x16\n" +
+	"\x05image\x18\x01 \x01(\tH\x00R\x05image\x12\x19\n" +
+	"\anode_id\x18\x02 \x01(\tH\x00R\x06nodeId\x12\x14\n" +
+	"\x05paths\x18\x03 \x03(\tR\x05paths\x12-\n" +
+	"\x05files\x18\x04 \x03(\v2\x17.boxwood.v1.FileToWriteR\x05files\x12-\n" +
+	"\acommand\x18\x05 \x01(\v2\x13.boxwood.v1.CommandR\acommand\x12!\n" +
+	"\frewards_file\x18\x06 \x01(\tR\vrewardsFile\x12*\n" +
+	"\x06limits\x18\a \x01(\v2\x12.boxwood.v1.LimitsR\x06limitsB\a\n" +
+	"\x05start\"\xcb\x02\n" +
+	"\x10EvaluateResponse\x12C\n" +
+	"\arewards\x18\x01 \x03(\v2).boxwood.v1.EvaluateResponse.RewardsEntryR\arewards\x129\n" +
+	"\vobservation\x18\x02 \x01(\v2\x17.boxwood.v1.ObservationR\vobservation\x12.\n" +
+	"\x06status\x18\x03 \x01(\x0e2\x16.boxwood.v1.TurnStatusR\x06status\x12\x18\n" +
+	"\aproblem\x18\x04 \x01(\tR\aproblem\x12\x18\n" +
+	"\amissing\x18\x05 \x03(\tR\amissing\x12\x17\n" +
+	"\awall_ns\x18\x06 \x01(\x03R\x06wallNs\x1a:\n" +
+	"\fRewardsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\")\n" +
 	"\x0eGetNodeRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\"\xef\x02\n" +
 	"\x10ListNodesRequest\x12\x17\n" +
@@ -7012,7 +7314,7 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x10TURN_STATUS_LOST\x10\x04*)\n" +
 	"\x03Ack\x12\x10\n" +
 	"\fACK_RECORDED\x10\x00\x12\x10\n" +
-	"\fACK_CAPTURED\x10\x012\x95\x12\n" +
+	"\fACK_CAPTURED\x10\x012\xdc\x12\n" +
 	"\aBoxwood\x12B\n" +
 	"\aGetInfo\x12\x1a.boxwood.v1.GetInfoRequest\x1a\x1b.boxwood.v1.GetInfoResponse\x12M\n" +
 	"\vImportImage\x12\x1e.boxwood.v1.ImportImageRequest\x1a\x1c.boxwood.v1.ImportImageEvent0\x01\x12K\n" +
@@ -7038,7 +7340,8 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\aRelease\x12\x1a.boxwood.v1.ReleaseRequest\x1a\x1b.boxwood.v1.ReleaseResponse\x12<\n" +
 	"\x05Renew\x12\x18.boxwood.v1.RenewRequest\x1a\x19.boxwood.v1.RenewResponse\x12T\n" +
 	"\rListSandboxes\x12 .boxwood.v1.ListSandboxesRequest\x1a!.boxwood.v1.ListSandboxesResponse\x12Q\n" +
-	"\fWaitCaptured\x12\x1f.boxwood.v1.WaitCapturedRequest\x1a .boxwood.v1.WaitCapturedResponse\x127\n" +
+	"\fWaitCaptured\x12\x1f.boxwood.v1.WaitCapturedRequest\x1a .boxwood.v1.WaitCapturedResponse\x12E\n" +
+	"\bEvaluate\x12\x1b.boxwood.v1.EvaluateRequest\x1a\x1c.boxwood.v1.EvaluateResponse\x127\n" +
 	"\aGetNode\x12\x1a.boxwood.v1.GetNodeRequest\x1a\x10.boxwood.v1.Node\x12=\n" +
 	"\tListNodes\x12\x1c.boxwood.v1.ListNodesRequest\x1a\x10.boxwood.v1.Node0\x01\x12B\n" +
 	"\tWatchTree\x12\x1c.boxwood.v1.WatchTreeRequest\x1a\x15.boxwood.v1.TreeEvent0\x01\x12E\n" +
@@ -7066,7 +7369,7 @@ func file_boxwood_v1_boxwood_proto_rawDescGZIP() []byte {
 }
 
 var file_boxwood_v1_boxwood_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_boxwood_v1_boxwood_proto_msgTypes = make([]protoimpl.MessageInfo, 101)
+var file_boxwood_v1_boxwood_proto_msgTypes = make([]protoimpl.MessageInfo, 105)
 var file_boxwood_v1_boxwood_proto_goTypes = []any{
 	(Verdict)(0),                  // 0: boxwood.v1.Verdict
 	(CaptureStatus)(0),            // 1: boxwood.v1.CaptureStatus
@@ -7139,45 +7442,49 @@ var file_boxwood_v1_boxwood_proto_goTypes = []any{
 	(*ListSandboxesResponse)(nil), // 68: boxwood.v1.ListSandboxesResponse
 	(*WaitCapturedRequest)(nil),   // 69: boxwood.v1.WaitCapturedRequest
 	(*WaitCapturedResponse)(nil),  // 70: boxwood.v1.WaitCapturedResponse
-	(*GetNodeRequest)(nil),        // 71: boxwood.v1.GetNodeRequest
-	(*ListNodesRequest)(nil),      // 72: boxwood.v1.ListNodesRequest
-	(*WatchTreeRequest)(nil),      // 73: boxwood.v1.WatchTreeRequest
-	(*TreeEvent)(nil),             // 74: boxwood.v1.TreeEvent
-	(*NodeAnnotation)(nil),        // 75: boxwood.v1.NodeAnnotation
-	(*AnnotateRequest)(nil),       // 76: boxwood.v1.AnnotateRequest
-	(*AnnotateResponse)(nil),      // 77: boxwood.v1.AnnotateResponse
-	(*BackupRequest)(nil),         // 78: boxwood.v1.BackupRequest
-	(*BackupResponse)(nil),        // 79: boxwood.v1.BackupResponse
-	(*GetPayloadRequest)(nil),     // 80: boxwood.v1.GetPayloadRequest
-	(*GetPayloadResponse)(nil),    // 81: boxwood.v1.GetPayloadResponse
-	(*PruneRequest)(nil),          // 82: boxwood.v1.PruneRequest
-	(*PruneResponse)(nil),         // 83: boxwood.v1.PruneResponse
-	(*PinRequest)(nil),            // 84: boxwood.v1.PinRequest
-	(*PinResponse)(nil),           // 85: boxwood.v1.PinResponse
-	(*UnpinRequest)(nil),          // 86: boxwood.v1.UnpinRequest
-	(*UnpinResponse)(nil),         // 87: boxwood.v1.UnpinResponse
-	(*ExportStatsRequest)(nil),    // 88: boxwood.v1.ExportStatsRequest
-	(*ExportStatsChunk)(nil),      // 89: boxwood.v1.ExportStatsChunk
-	(*ListTablesRequest)(nil),     // 90: boxwood.v1.ListTablesRequest
-	(*Table)(nil),                 // 91: boxwood.v1.Table
-	(*Column)(nil),                // 92: boxwood.v1.Column
-	(*ListTablesResponse)(nil),    // 93: boxwood.v1.ListTablesResponse
-	nil,                           // 94: boxwood.v1.Node.RewardsEntry
-	nil,                           // 95: boxwood.v1.Node.LabelsEntry
-	nil,                           // 96: boxwood.v1.Sandbox.LabelsEntry
-	nil,                           // 97: boxwood.v1.Tree.LabelsEntry
-	nil,                           // 98: boxwood.v1.Image.EnvEntry
-	nil,                           // 99: boxwood.v1.Defaults.EnvEntry
-	nil,                           // 100: boxwood.v1.CreateTreeRequest.LabelsEntry
-	nil,                           // 101: boxwood.v1.ListTreesRequest.LabelsEntry
-	nil,                           // 102: boxwood.v1.Command.EnvEntry
-	nil,                           // 103: boxwood.v1.NodeInput.LabelsEntry
-	(*ForkRequest_Want)(nil),      // 104: boxwood.v1.ForkRequest.Want
-	nil,                           // 105: boxwood.v1.ForkRequest.LabelsEntry
-	nil,                           // 106: boxwood.v1.ListNodesRequest.LabelsEntry
-	nil,                           // 107: boxwood.v1.NodeAnnotation.RewardsEntry
-	nil,                           // 108: boxwood.v1.NodeAnnotation.LabelsEntry
-	(*BackupRequest_Item)(nil),    // 109: boxwood.v1.BackupRequest.Item
+	(*EvaluateRequest)(nil),       // 71: boxwood.v1.EvaluateRequest
+	(*Grader)(nil),                // 72: boxwood.v1.Grader
+	(*EvaluateResponse)(nil),      // 73: boxwood.v1.EvaluateResponse
+	(*GetNodeRequest)(nil),        // 74: boxwood.v1.GetNodeRequest
+	(*ListNodesRequest)(nil),      // 75: boxwood.v1.ListNodesRequest
+	(*WatchTreeRequest)(nil),      // 76: boxwood.v1.WatchTreeRequest
+	(*TreeEvent)(nil),             // 77: boxwood.v1.TreeEvent
+	(*NodeAnnotation)(nil),        // 78: boxwood.v1.NodeAnnotation
+	(*AnnotateRequest)(nil),       // 79: boxwood.v1.AnnotateRequest
+	(*AnnotateResponse)(nil),      // 80: boxwood.v1.AnnotateResponse
+	(*BackupRequest)(nil),         // 81: boxwood.v1.BackupRequest
+	(*BackupResponse)(nil),        // 82: boxwood.v1.BackupResponse
+	(*GetPayloadRequest)(nil),     // 83: boxwood.v1.GetPayloadRequest
+	(*GetPayloadResponse)(nil),    // 84: boxwood.v1.GetPayloadResponse
+	(*PruneRequest)(nil),          // 85: boxwood.v1.PruneRequest
+	(*PruneResponse)(nil),         // 86: boxwood.v1.PruneResponse
+	(*PinRequest)(nil),            // 87: boxwood.v1.PinRequest
+	(*PinResponse)(nil),           // 88: boxwood.v1.PinResponse
+	(*UnpinRequest)(nil),          // 89: boxwood.v1.UnpinRequest
+	(*UnpinResponse)(nil),         // 90: boxwood.v1.UnpinResponse
+	(*ExportStatsRequest)(nil),    // 91: boxwood.v1.ExportStatsRequest
+	(*ExportStatsChunk)(nil),      // 92: boxwood.v1.ExportStatsChunk
+	(*ListTablesRequest)(nil),     // 93: boxwood.v1.ListTablesRequest
+	(*Table)(nil),                 // 94: boxwood.v1.Table
+	(*Column)(nil),                // 95: boxwood.v1.Column
+	(*ListTablesResponse)(nil),    // 96: boxwood.v1.ListTablesResponse
+	nil,                           // 97: boxwood.v1.Node.RewardsEntry
+	nil,                           // 98: boxwood.v1.Node.LabelsEntry
+	nil,                           // 99: boxwood.v1.Sandbox.LabelsEntry
+	nil,                           // 100: boxwood.v1.Tree.LabelsEntry
+	nil,                           // 101: boxwood.v1.Image.EnvEntry
+	nil,                           // 102: boxwood.v1.Defaults.EnvEntry
+	nil,                           // 103: boxwood.v1.CreateTreeRequest.LabelsEntry
+	nil,                           // 104: boxwood.v1.ListTreesRequest.LabelsEntry
+	nil,                           // 105: boxwood.v1.Command.EnvEntry
+	nil,                           // 106: boxwood.v1.NodeInput.LabelsEntry
+	(*ForkRequest_Want)(nil),      // 107: boxwood.v1.ForkRequest.Want
+	nil,                           // 108: boxwood.v1.ForkRequest.LabelsEntry
+	nil,                           // 109: boxwood.v1.EvaluateResponse.RewardsEntry
+	nil,                           // 110: boxwood.v1.ListNodesRequest.LabelsEntry
+	nil,                           // 111: boxwood.v1.NodeAnnotation.RewardsEntry
+	nil,                           // 112: boxwood.v1.NodeAnnotation.LabelsEntry
+	(*BackupRequest_Item)(nil),    // 113: boxwood.v1.BackupRequest.Item
 }
 var file_boxwood_v1_boxwood_proto_depIdxs = []int32{
 	5,   // 0: boxwood.v1.Error.origin:type_name -> boxwood.v1.Error.Origin
@@ -7189,32 +7496,32 @@ var file_boxwood_v1_boxwood_proto_depIdxs = []int32{
 	10,  // 6: boxwood.v1.Node.effects:type_name -> boxwood.v1.Effect
 	2,   // 7: boxwood.v1.Node.process_kind:type_name -> boxwood.v1.ProcessKind
 	1,   // 8: boxwood.v1.Node.capture:type_name -> boxwood.v1.CaptureStatus
-	94,  // 9: boxwood.v1.Node.rewards:type_name -> boxwood.v1.Node.RewardsEntry
-	95,  // 10: boxwood.v1.Node.labels:type_name -> boxwood.v1.Node.LabelsEntry
-	96,  // 11: boxwood.v1.Sandbox.labels:type_name -> boxwood.v1.Sandbox.LabelsEntry
-	97,  // 12: boxwood.v1.Tree.labels:type_name -> boxwood.v1.Tree.LabelsEntry
-	98,  // 13: boxwood.v1.Image.env:type_name -> boxwood.v1.Image.EnvEntry
+	97,  // 9: boxwood.v1.Node.rewards:type_name -> boxwood.v1.Node.RewardsEntry
+	98,  // 10: boxwood.v1.Node.labels:type_name -> boxwood.v1.Node.LabelsEntry
+	99,  // 11: boxwood.v1.Sandbox.labels:type_name -> boxwood.v1.Sandbox.LabelsEntry
+	100, // 12: boxwood.v1.Tree.labels:type_name -> boxwood.v1.Tree.LabelsEntry
+	101, // 13: boxwood.v1.Image.env:type_name -> boxwood.v1.Image.EnvEntry
 	7,   // 14: boxwood.v1.Capability.state:type_name -> boxwood.v1.Capability.State
 	19,  // 15: boxwood.v1.GetInfoResponse.capabilities:type_name -> boxwood.v1.Capability
 	14,  // 16: boxwood.v1.GetInfoResponse.default_limits:type_name -> boxwood.v1.Limits
 	17,  // 17: boxwood.v1.ImportImageEvent.image:type_name -> boxwood.v1.Image
 	17,  // 18: boxwood.v1.ListImagesResponse.images:type_name -> boxwood.v1.Image
 	28,  // 19: boxwood.v1.SetupStep.file:type_name -> boxwood.v1.FileToWrite
-	99,  // 20: boxwood.v1.Defaults.env:type_name -> boxwood.v1.Defaults.EnvEntry
+	102, // 20: boxwood.v1.Defaults.env:type_name -> boxwood.v1.Defaults.EnvEntry
 	14,  // 21: boxwood.v1.Defaults.limits:type_name -> boxwood.v1.Limits
 	27,  // 22: boxwood.v1.CreateTreeRequest.setup:type_name -> boxwood.v1.SetupStep
 	29,  // 23: boxwood.v1.CreateTreeRequest.defaults:type_name -> boxwood.v1.Defaults
-	100, // 24: boxwood.v1.CreateTreeRequest.labels:type_name -> boxwood.v1.CreateTreeRequest.LabelsEntry
+	103, // 24: boxwood.v1.CreateTreeRequest.labels:type_name -> boxwood.v1.CreateTreeRequest.LabelsEntry
 	16,  // 25: boxwood.v1.CreateTreeResponse.tree:type_name -> boxwood.v1.Tree
 	13,  // 26: boxwood.v1.CreateTreeResponse.root:type_name -> boxwood.v1.Node
 	15,  // 27: boxwood.v1.CreateTreeResponse.sandbox:type_name -> boxwood.v1.Sandbox
-	101, // 28: boxwood.v1.ListTreesRequest.labels:type_name -> boxwood.v1.ListTreesRequest.LabelsEntry
+	104, // 28: boxwood.v1.ListTreesRequest.labels:type_name -> boxwood.v1.ListTreesRequest.LabelsEntry
 	16,  // 29: boxwood.v1.ListTreesResponse.trees:type_name -> boxwood.v1.Tree
-	102, // 30: boxwood.v1.Command.env:type_name -> boxwood.v1.Command.EnvEntry
+	105, // 30: boxwood.v1.Command.env:type_name -> boxwood.v1.Command.EnvEntry
 	36,  // 31: boxwood.v1.RunTurnRequest.command:type_name -> boxwood.v1.Command
 	4,   // 32: boxwood.v1.RunTurnRequest.ack:type_name -> boxwood.v1.Ack
 	38,  // 33: boxwood.v1.RunTurnRequest.node:type_name -> boxwood.v1.NodeInput
-	103, // 34: boxwood.v1.NodeInput.labels:type_name -> boxwood.v1.NodeInput.LabelsEntry
+	106, // 34: boxwood.v1.NodeInput.labels:type_name -> boxwood.v1.NodeInput.LabelsEntry
 	40,  // 35: boxwood.v1.TurnEvent.command:type_name -> boxwood.v1.CommandResult
 	42,  // 36: boxwood.v1.TurnEvent.result:type_name -> boxwood.v1.TurnResult
 	11,  // 37: boxwood.v1.CommandResult.observation:type_name -> boxwood.v1.Observation
@@ -7227,8 +7534,8 @@ var file_boxwood_v1_boxwood_proto_depIdxs = []int32{
 	42,  // 44: boxwood.v1.WriteFileResponse.result:type_name -> boxwood.v1.TurnResult
 	54,  // 45: boxwood.v1.UploadRequest.start:type_name -> boxwood.v1.UploadStart
 	42,  // 46: boxwood.v1.UploadResponse.result:type_name -> boxwood.v1.TurnResult
-	104, // 47: boxwood.v1.ForkRequest.wants:type_name -> boxwood.v1.ForkRequest.Want
-	105, // 48: boxwood.v1.ForkRequest.labels:type_name -> boxwood.v1.ForkRequest.LabelsEntry
+	107, // 47: boxwood.v1.ForkRequest.wants:type_name -> boxwood.v1.ForkRequest.Want
+	108, // 48: boxwood.v1.ForkRequest.labels:type_name -> boxwood.v1.ForkRequest.LabelsEntry
 	14,  // 49: boxwood.v1.ForkRequest.limits:type_name -> boxwood.v1.Limits
 	15,  // 50: boxwood.v1.ForkResult.sandbox:type_name -> boxwood.v1.Sandbox
 	9,   // 51: boxwood.v1.ForkResult.error:type_name -> boxwood.v1.Error
@@ -7237,89 +7544,98 @@ var file_boxwood_v1_boxwood_proto_depIdxs = []int32{
 	15,  // 54: boxwood.v1.RenewResponse.sandboxes:type_name -> boxwood.v1.Sandbox
 	15,  // 55: boxwood.v1.ListSandboxesResponse.sandboxes:type_name -> boxwood.v1.Sandbox
 	13,  // 56: boxwood.v1.WaitCapturedResponse.nodes:type_name -> boxwood.v1.Node
-	1,   // 57: boxwood.v1.ListNodesRequest.capture:type_name -> boxwood.v1.CaptureStatus
-	0,   // 58: boxwood.v1.ListNodesRequest.verdict:type_name -> boxwood.v1.Verdict
-	106, // 59: boxwood.v1.ListNodesRequest.labels:type_name -> boxwood.v1.ListNodesRequest.LabelsEntry
-	13,  // 60: boxwood.v1.TreeEvent.node:type_name -> boxwood.v1.Node
-	16,  // 61: boxwood.v1.TreeEvent.tree:type_name -> boxwood.v1.Tree
-	107, // 62: boxwood.v1.NodeAnnotation.rewards:type_name -> boxwood.v1.NodeAnnotation.RewardsEntry
-	108, // 63: boxwood.v1.NodeAnnotation.labels:type_name -> boxwood.v1.NodeAnnotation.LabelsEntry
-	75,  // 64: boxwood.v1.AnnotateRequest.annotations:type_name -> boxwood.v1.NodeAnnotation
-	109, // 65: boxwood.v1.BackupRequest.items:type_name -> boxwood.v1.BackupRequest.Item
-	8,   // 66: boxwood.v1.BackupRequest.rule:type_name -> boxwood.v1.BackupRequest.Rule
-	92,  // 67: boxwood.v1.Table.columns:type_name -> boxwood.v1.Column
-	91,  // 68: boxwood.v1.ListTablesResponse.tables:type_name -> boxwood.v1.Table
-	18,  // 69: boxwood.v1.Boxwood.GetInfo:input_type -> boxwood.v1.GetInfoRequest
-	21,  // 70: boxwood.v1.Boxwood.ImportImage:input_type -> boxwood.v1.ImportImageRequest
-	23,  // 71: boxwood.v1.Boxwood.ListImages:input_type -> boxwood.v1.ListImagesRequest
-	25,  // 72: boxwood.v1.Boxwood.RemoveImage:input_type -> boxwood.v1.RemoveImageRequest
-	30,  // 73: boxwood.v1.Boxwood.CreateTree:input_type -> boxwood.v1.CreateTreeRequest
-	32,  // 74: boxwood.v1.Boxwood.CloseTree:input_type -> boxwood.v1.CloseTreeRequest
-	34,  // 75: boxwood.v1.Boxwood.ListTrees:input_type -> boxwood.v1.ListTreesRequest
-	37,  // 76: boxwood.v1.Boxwood.RunTurn:input_type -> boxwood.v1.RunTurnRequest
-	43,  // 77: boxwood.v1.Boxwood.BeginTurn:input_type -> boxwood.v1.BeginTurnRequest
-	45,  // 78: boxwood.v1.Boxwood.Exec:input_type -> boxwood.v1.ExecRequest
-	46,  // 79: boxwood.v1.Boxwood.EndTurn:input_type -> boxwood.v1.EndTurnRequest
-	47,  // 80: boxwood.v1.Boxwood.CancelTurn:input_type -> boxwood.v1.CancelTurnRequest
-	49,  // 81: boxwood.v1.Boxwood.ReadFile:input_type -> boxwood.v1.ReadFileRequest
-	51,  // 82: boxwood.v1.Boxwood.WriteFile:input_type -> boxwood.v1.WriteFileRequest
-	53,  // 83: boxwood.v1.Boxwood.Upload:input_type -> boxwood.v1.UploadRequest
-	56,  // 84: boxwood.v1.Boxwood.Download:input_type -> boxwood.v1.DownloadRequest
-	58,  // 85: boxwood.v1.Boxwood.Fork:input_type -> boxwood.v1.ForkRequest
-	61,  // 86: boxwood.v1.Boxwood.Rollback:input_type -> boxwood.v1.RollbackRequest
-	63,  // 87: boxwood.v1.Boxwood.Release:input_type -> boxwood.v1.ReleaseRequest
-	65,  // 88: boxwood.v1.Boxwood.Renew:input_type -> boxwood.v1.RenewRequest
-	67,  // 89: boxwood.v1.Boxwood.ListSandboxes:input_type -> boxwood.v1.ListSandboxesRequest
-	69,  // 90: boxwood.v1.Boxwood.WaitCaptured:input_type -> boxwood.v1.WaitCapturedRequest
-	71,  // 91: boxwood.v1.Boxwood.GetNode:input_type -> boxwood.v1.GetNodeRequest
-	72,  // 92: boxwood.v1.Boxwood.ListNodes:input_type -> boxwood.v1.ListNodesRequest
-	73,  // 93: boxwood.v1.Boxwood.WatchTree:input_type -> boxwood.v1.WatchTreeRequest
-	76,  // 94: boxwood.v1.Boxwood.Annotate:input_type -> boxwood.v1.AnnotateRequest
-	78,  // 95: boxwood.v1.Boxwood.Backup:input_type -> boxwood.v1.BackupRequest
-	80,  // 96: boxwood.v1.Boxwood.GetPayload:input_type -> boxwood.v1.GetPayloadRequest
-	82,  // 97: boxwood.v1.Boxwood.Prune:input_type -> boxwood.v1.PruneRequest
-	84,  // 98: boxwood.v1.Boxwood.Pin:input_type -> boxwood.v1.PinRequest
-	86,  // 99: boxwood.v1.Boxwood.Unpin:input_type -> boxwood.v1.UnpinRequest
-	88,  // 100: boxwood.v1.Boxwood.ExportStats:input_type -> boxwood.v1.ExportStatsRequest
-	90,  // 101: boxwood.v1.Boxwood.ListTables:input_type -> boxwood.v1.ListTablesRequest
-	20,  // 102: boxwood.v1.Boxwood.GetInfo:output_type -> boxwood.v1.GetInfoResponse
-	22,  // 103: boxwood.v1.Boxwood.ImportImage:output_type -> boxwood.v1.ImportImageEvent
-	24,  // 104: boxwood.v1.Boxwood.ListImages:output_type -> boxwood.v1.ListImagesResponse
-	26,  // 105: boxwood.v1.Boxwood.RemoveImage:output_type -> boxwood.v1.RemoveImageResponse
-	31,  // 106: boxwood.v1.Boxwood.CreateTree:output_type -> boxwood.v1.CreateTreeResponse
-	33,  // 107: boxwood.v1.Boxwood.CloseTree:output_type -> boxwood.v1.CloseTreeResponse
-	35,  // 108: boxwood.v1.Boxwood.ListTrees:output_type -> boxwood.v1.ListTreesResponse
-	39,  // 109: boxwood.v1.Boxwood.RunTurn:output_type -> boxwood.v1.TurnEvent
-	44,  // 110: boxwood.v1.Boxwood.BeginTurn:output_type -> boxwood.v1.BeginTurnResponse
-	39,  // 111: boxwood.v1.Boxwood.Exec:output_type -> boxwood.v1.TurnEvent
-	42,  // 112: boxwood.v1.Boxwood.EndTurn:output_type -> boxwood.v1.TurnResult
-	48,  // 113: boxwood.v1.Boxwood.CancelTurn:output_type -> boxwood.v1.CancelTurnResponse
-	50,  // 114: boxwood.v1.Boxwood.ReadFile:output_type -> boxwood.v1.ReadFileResponse
-	52,  // 115: boxwood.v1.Boxwood.WriteFile:output_type -> boxwood.v1.WriteFileResponse
-	55,  // 116: boxwood.v1.Boxwood.Upload:output_type -> boxwood.v1.UploadResponse
-	57,  // 117: boxwood.v1.Boxwood.Download:output_type -> boxwood.v1.DownloadResponse
-	59,  // 118: boxwood.v1.Boxwood.Fork:output_type -> boxwood.v1.ForkResult
-	62,  // 119: boxwood.v1.Boxwood.Rollback:output_type -> boxwood.v1.RollbackResponse
-	64,  // 120: boxwood.v1.Boxwood.Release:output_type -> boxwood.v1.ReleaseResponse
-	66,  // 121: boxwood.v1.Boxwood.Renew:output_type -> boxwood.v1.RenewResponse
-	68,  // 122: boxwood.v1.Boxwood.ListSandboxes:output_type -> boxwood.v1.ListSandboxesResponse
-	70,  // 123: boxwood.v1.Boxwood.WaitCaptured:output_type -> boxwood.v1.WaitCapturedResponse
-	13,  // 124: boxwood.v1.Boxwood.GetNode:output_type -> boxwood.v1.Node
-	13,  // 125: boxwood.v1.Boxwood.ListNodes:output_type -> boxwood.v1.Node
-	74,  // 126: boxwood.v1.Boxwood.WatchTree:output_type -> boxwood.v1.TreeEvent
-	77,  // 127: boxwood.v1.Boxwood.Annotate:output_type -> boxwood.v1.AnnotateResponse
-	79,  // 128: boxwood.v1.Boxwood.Backup:output_type -> boxwood.v1.BackupResponse
-	81,  // 129: boxwood.v1.Boxwood.GetPayload:output_type -> boxwood.v1.GetPayloadResponse
-	83,  // 130: boxwood.v1.Boxwood.Prune:output_type -> boxwood.v1.PruneResponse
-	85,  // 131: boxwood.v1.Boxwood.Pin:output_type -> boxwood.v1.PinResponse
-	87,  // 132: boxwood.v1.Boxwood.Unpin:output_type -> boxwood.v1.UnpinResponse
-	89,  // 133: boxwood.v1.Boxwood.ExportStats:output_type -> boxwood.v1.ExportStatsChunk
-	93,  // 134: boxwood.v1.Boxwood.ListTables:output_type -> boxwood.v1.ListTablesResponse
-	102, // [102:135] is the sub-list for method output_type
-	69,  // [69:102] is the sub-list for method input_type
-	69,  // [69:69] is the sub-list for extension type_name
-	69,  // [69:69] is the sub-list for extension extendee
-	0,   // [0:69] is the sub-list for field type_name
+	72,  // 57: boxwood.v1.EvaluateRequest.grader:type_name -> boxwood.v1.Grader
+	28,  // 58: boxwood.v1.Grader.files:type_name -> boxwood.v1.FileToWrite
+	36,  // 59: boxwood.v1.Grader.command:type_name -> boxwood.v1.Command
+	14,  // 60: boxwood.v1.Grader.limits:type_name -> boxwood.v1.Limits
+	109, // 61: boxwood.v1.EvaluateResponse.rewards:type_name -> boxwood.v1.EvaluateResponse.RewardsEntry
+	11,  // 62: boxwood.v1.EvaluateResponse.observation:type_name -> boxwood.v1.Observation
+	3,   // 63: boxwood.v1.EvaluateResponse.status:type_name -> boxwood.v1.TurnStatus
+	1,   // 64: boxwood.v1.ListNodesRequest.capture:type_name -> boxwood.v1.CaptureStatus
+	0,   // 65: boxwood.v1.ListNodesRequest.verdict:type_name -> boxwood.v1.Verdict
+	110, // 66: boxwood.v1.ListNodesRequest.labels:type_name -> boxwood.v1.ListNodesRequest.LabelsEntry
+	13,  // 67: boxwood.v1.TreeEvent.node:type_name -> boxwood.v1.Node
+	16,  // 68: boxwood.v1.TreeEvent.tree:type_name -> boxwood.v1.Tree
+	111, // 69: boxwood.v1.NodeAnnotation.rewards:type_name -> boxwood.v1.NodeAnnotation.RewardsEntry
+	112, // 70: boxwood.v1.NodeAnnotation.labels:type_name -> boxwood.v1.NodeAnnotation.LabelsEntry
+	78,  // 71: boxwood.v1.AnnotateRequest.annotations:type_name -> boxwood.v1.NodeAnnotation
+	113, // 72: boxwood.v1.BackupRequest.items:type_name -> boxwood.v1.BackupRequest.Item
+	8,   // 73: boxwood.v1.BackupRequest.rule:type_name -> boxwood.v1.BackupRequest.Rule
+	95,  // 74: boxwood.v1.Table.columns:type_name -> boxwood.v1.Column
+	94,  // 75: boxwood.v1.ListTablesResponse.tables:type_name -> boxwood.v1.Table
+	18,  // 76: boxwood.v1.Boxwood.GetInfo:input_type -> boxwood.v1.GetInfoRequest
+	21,  // 77: boxwood.v1.Boxwood.ImportImage:input_type -> boxwood.v1.ImportImageRequest
+	23,  // 78: boxwood.v1.Boxwood.ListImages:input_type -> boxwood.v1.ListImagesRequest
+	25,  // 79: boxwood.v1.Boxwood.RemoveImage:input_type -> boxwood.v1.RemoveImageRequest
+	30,  // 80: boxwood.v1.Boxwood.CreateTree:input_type -> boxwood.v1.CreateTreeRequest
+	32,  // 81: boxwood.v1.Boxwood.CloseTree:input_type -> boxwood.v1.CloseTreeRequest
+	34,  // 82: boxwood.v1.Boxwood.ListTrees:input_type -> boxwood.v1.ListTreesRequest
+	37,  // 83: boxwood.v1.Boxwood.RunTurn:input_type -> boxwood.v1.RunTurnRequest
+	43,  // 84: boxwood.v1.Boxwood.BeginTurn:input_type -> boxwood.v1.BeginTurnRequest
+	45,  // 85: boxwood.v1.Boxwood.Exec:input_type -> boxwood.v1.ExecRequest
+	46,  // 86: boxwood.v1.Boxwood.EndTurn:input_type -> boxwood.v1.EndTurnRequest
+	47,  // 87: boxwood.v1.Boxwood.CancelTurn:input_type -> boxwood.v1.CancelTurnRequest
+	49,  // 88: boxwood.v1.Boxwood.ReadFile:input_type -> boxwood.v1.ReadFileRequest
+	51,  // 89: boxwood.v1.Boxwood.WriteFile:input_type -> boxwood.v1.WriteFileRequest
+	53,  // 90: boxwood.v1.Boxwood.Upload:input_type -> boxwood.v1.UploadRequest
+	56,  // 91: boxwood.v1.Boxwood.Download:input_type -> boxwood.v1.DownloadRequest
+	58,  // 92: boxwood.v1.Boxwood.Fork:input_type -> boxwood.v1.ForkRequest
+	61,  // 93: boxwood.v1.Boxwood.Rollback:input_type -> boxwood.v1.RollbackRequest
+	63,  // 94: boxwood.v1.Boxwood.Release:input_type -> boxwood.v1.ReleaseRequest
+	65,  // 95: boxwood.v1.Boxwood.Renew:input_type -> boxwood.v1.RenewRequest
+	67,  // 96: boxwood.v1.Boxwood.ListSandboxes:input_type -> boxwood.v1.ListSandboxesRequest
+	69,  // 97: boxwood.v1.Boxwood.WaitCaptured:input_type -> boxwood.v1.WaitCapturedRequest
+	71,  // 98: boxwood.v1.Boxwood.Evaluate:input_type -> boxwood.v1.EvaluateRequest
+	74,  // 99: boxwood.v1.Boxwood.GetNode:input_type -> boxwood.v1.GetNodeRequest
+	75,  // 100: boxwood.v1.Boxwood.ListNodes:input_type -> boxwood.v1.ListNodesRequest
+	76,  // 101: boxwood.v1.Boxwood.WatchTree:input_type -> boxwood.v1.WatchTreeRequest
+	79,  // 102: boxwood.v1.Boxwood.Annotate:input_type -> boxwood.v1.AnnotateRequest
+	81,  // 103: boxwood.v1.Boxwood.Backup:input_type -> boxwood.v1.BackupRequest
+	83,  // 104: boxwood.v1.Boxwood.GetPayload:input_type -> boxwood.v1.GetPayloadRequest
+	85,  // 105: boxwood.v1.Boxwood.Prune:input_type -> boxwood.v1.PruneRequest
+	87,  // 106: boxwood.v1.Boxwood.Pin:input_type -> boxwood.v1.PinRequest
+	89,  // 107: boxwood.v1.Boxwood.Unpin:input_type -> boxwood.v1.UnpinRequest
+	91,  // 108: boxwood.v1.Boxwood.ExportStats:input_type -> boxwood.v1.ExportStatsRequest
+	93,  // 109: boxwood.v1.Boxwood.ListTables:input_type -> boxwood.v1.ListTablesRequest
+	20,  // 110: boxwood.v1.Boxwood.GetInfo:output_type -> boxwood.v1.GetInfoResponse
+	22,  // 111: boxwood.v1.Boxwood.ImportImage:output_type -> boxwood.v1.ImportImageEvent
+	24,  // 112: boxwood.v1.Boxwood.ListImages:output_type -> boxwood.v1.ListImagesResponse
+	26,  // 113: boxwood.v1.Boxwood.RemoveImage:output_type -> boxwood.v1.RemoveImageResponse
+	31,  // 114: boxwood.v1.Boxwood.CreateTree:output_type -> boxwood.v1.CreateTreeResponse
+	33,  // 115: boxwood.v1.Boxwood.CloseTree:output_type -> boxwood.v1.CloseTreeResponse
+	35,  // 116: boxwood.v1.Boxwood.ListTrees:output_type -> boxwood.v1.ListTreesResponse
+	39,  // 117: boxwood.v1.Boxwood.RunTurn:output_type -> boxwood.v1.TurnEvent
+	44,  // 118: boxwood.v1.Boxwood.BeginTurn:output_type -> boxwood.v1.BeginTurnResponse
+	39,  // 119: boxwood.v1.Boxwood.Exec:output_type -> boxwood.v1.TurnEvent
+	42,  // 120: boxwood.v1.Boxwood.EndTurn:output_type -> boxwood.v1.TurnResult
+	48,  // 121: boxwood.v1.Boxwood.CancelTurn:output_type -> boxwood.v1.CancelTurnResponse
+	50,  // 122: boxwood.v1.Boxwood.ReadFile:output_type -> boxwood.v1.ReadFileResponse
+	52,  // 123: boxwood.v1.Boxwood.WriteFile:output_type -> boxwood.v1.WriteFileResponse
+	55,  // 124: boxwood.v1.Boxwood.Upload:output_type -> boxwood.v1.UploadResponse
+	57,  // 125: boxwood.v1.Boxwood.Download:output_type -> boxwood.v1.DownloadResponse
+	59,  // 126: boxwood.v1.Boxwood.Fork:output_type -> boxwood.v1.ForkResult
+	62,  // 127: boxwood.v1.Boxwood.Rollback:output_type -> boxwood.v1.RollbackResponse
+	64,  // 128: boxwood.v1.Boxwood.Release:output_type -> boxwood.v1.ReleaseResponse
+	66,  // 129: boxwood.v1.Boxwood.Renew:output_type -> boxwood.v1.RenewResponse
+	68,  // 130: boxwood.v1.Boxwood.ListSandboxes:output_type -> boxwood.v1.ListSandboxesResponse
+	70,  // 131: boxwood.v1.Boxwood.WaitCaptured:output_type -> boxwood.v1.WaitCapturedResponse
+	73,  // 132: boxwood.v1.Boxwood.Evaluate:output_type -> boxwood.v1.EvaluateResponse
+	13,  // 133: boxwood.v1.Boxwood.GetNode:output_type -> boxwood.v1.Node
+	13,  // 134: boxwood.v1.Boxwood.ListNodes:output_type -> boxwood.v1.Node
+	77,  // 135: boxwood.v1.Boxwood.WatchTree:output_type -> boxwood.v1.TreeEvent
+	80,  // 136: boxwood.v1.Boxwood.Annotate:output_type -> boxwood.v1.AnnotateResponse
+	82,  // 137: boxwood.v1.Boxwood.Backup:output_type -> boxwood.v1.BackupResponse
+	84,  // 138: boxwood.v1.Boxwood.GetPayload:output_type -> boxwood.v1.GetPayloadResponse
+	86,  // 139: boxwood.v1.Boxwood.Prune:output_type -> boxwood.v1.PruneResponse
+	88,  // 140: boxwood.v1.Boxwood.Pin:output_type -> boxwood.v1.PinResponse
+	90,  // 141: boxwood.v1.Boxwood.Unpin:output_type -> boxwood.v1.UnpinResponse
+	92,  // 142: boxwood.v1.Boxwood.ExportStats:output_type -> boxwood.v1.ExportStatsChunk
+	96,  // 143: boxwood.v1.Boxwood.ListTables:output_type -> boxwood.v1.ListTablesResponse
+	110, // [110:144] is the sub-list for method output_type
+	76,  // [76:110] is the sub-list for method input_type
+	76,  // [76:76] is the sub-list for extension type_name
+	76,  // [76:76] is the sub-list for extension extendee
+	0,   // [0:76] is the sub-list for field type_name
 }
 
 func init() { file_boxwood_v1_boxwood_proto_init() }
@@ -7349,13 +7665,17 @@ func file_boxwood_v1_boxwood_proto_init() {
 		(*ForkResult_Sandbox)(nil),
 		(*ForkResult_Error)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[65].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[63].OneofWrappers = []any{
+		(*Grader_Image)(nil),
+		(*Grader_NodeId)(nil),
+	}
+	file_boxwood_v1_boxwood_proto_msgTypes[68].OneofWrappers = []any{
 		(*TreeEvent_Node)(nil),
 		(*TreeEvent_RemovedNodeId)(nil),
 		(*TreeEvent_Tree)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[66].OneofWrappers = []any{}
-	file_boxwood_v1_boxwood_proto_msgTypes[95].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[69].OneofWrappers = []any{}
+	file_boxwood_v1_boxwood_proto_msgTypes[98].OneofWrappers = []any{
 		(*ForkRequest_Want_NodeId)(nil),
 		(*ForkRequest_Want_SandboxId)(nil),
 	}
@@ -7365,7 +7685,7 @@ func file_boxwood_v1_boxwood_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_boxwood_v1_boxwood_proto_rawDesc), len(file_boxwood_v1_boxwood_proto_rawDesc)),
 			NumEnums:      9,
-			NumMessages:   101,
+			NumMessages:   105,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

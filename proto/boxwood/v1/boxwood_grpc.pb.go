@@ -53,6 +53,7 @@ const (
 	Boxwood_Renew_FullMethodName         = "/boxwood.v1.Boxwood/Renew"
 	Boxwood_ListSandboxes_FullMethodName = "/boxwood.v1.Boxwood/ListSandboxes"
 	Boxwood_WaitCaptured_FullMethodName  = "/boxwood.v1.Boxwood/WaitCaptured"
+	Boxwood_Evaluate_FullMethodName      = "/boxwood.v1.Boxwood/Evaluate"
 	Boxwood_GetNode_FullMethodName       = "/boxwood.v1.Boxwood/GetNode"
 	Boxwood_ListNodes_FullMethodName     = "/boxwood.v1.Boxwood/ListNodes"
 	Boxwood_WatchTree_FullMethodName     = "/boxwood.v1.Boxwood/WatchTree"
@@ -108,6 +109,9 @@ type BoxwoodClient interface {
 	ListSandboxes(ctx context.Context, in *ListSandboxesRequest, opts ...grpc.CallOption) (*ListSandboxesResponse, error)
 	// Waits until each node is captured or withheld, or the deadline passes.
 	WaitCaptured(ctx context.Context, in *WaitCapturedRequest, opts ...grpc.CallOption) (*WaitCapturedResponse, error)
+	// Grades a node, out of the agent's reach: in a scratch fork, or in a fresh sandbox that
+	// receives only listed paths. A failure of the host is an error and never a reward.
+	Evaluate(ctx context.Context, in *EvaluateRequest, opts ...grpc.CallOption) (*EvaluateResponse, error)
 	GetNode(ctx context.Context, in *GetNodeRequest, opts ...grpc.CallOption) (*Node, error)
 	ListNodes(ctx context.Context, in *ListNodesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Node], error)
 	// Every change of a tree once, in order, from an index on.
@@ -403,6 +407,16 @@ func (c *boxwoodClient) WaitCaptured(ctx context.Context, in *WaitCapturedReques
 	return out, nil
 }
 
+func (c *boxwoodClient) Evaluate(ctx context.Context, in *EvaluateRequest, opts ...grpc.CallOption) (*EvaluateResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(EvaluateResponse)
+	err := c.cc.Invoke(ctx, Boxwood_Evaluate_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *boxwoodClient) GetNode(ctx context.Context, in *GetNodeRequest, opts ...grpc.CallOption) (*Node, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Node)
@@ -582,6 +596,9 @@ type BoxwoodServer interface {
 	ListSandboxes(context.Context, *ListSandboxesRequest) (*ListSandboxesResponse, error)
 	// Waits until each node is captured or withheld, or the deadline passes.
 	WaitCaptured(context.Context, *WaitCapturedRequest) (*WaitCapturedResponse, error)
+	// Grades a node, out of the agent's reach: in a scratch fork, or in a fresh sandbox that
+	// receives only listed paths. A failure of the host is an error and never a reward.
+	Evaluate(context.Context, *EvaluateRequest) (*EvaluateResponse, error)
 	GetNode(context.Context, *GetNodeRequest) (*Node, error)
 	ListNodes(*ListNodesRequest, grpc.ServerStreamingServer[Node]) error
 	// Every change of a tree once, in order, from an index on.
@@ -674,6 +691,9 @@ func (UnimplementedBoxwoodServer) ListSandboxes(context.Context, *ListSandboxesR
 }
 func (UnimplementedBoxwoodServer) WaitCaptured(context.Context, *WaitCapturedRequest) (*WaitCapturedResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method WaitCaptured not implemented")
+}
+func (UnimplementedBoxwoodServer) Evaluate(context.Context, *EvaluateRequest) (*EvaluateResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Evaluate not implemented")
 }
 func (UnimplementedBoxwoodServer) GetNode(context.Context, *GetNodeRequest) (*Node, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetNode not implemented")
@@ -1079,6 +1099,24 @@ func _Boxwood_WaitCaptured_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Boxwood_Evaluate_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(EvaluateRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BoxwoodServer).Evaluate(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Boxwood_Evaluate_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BoxwoodServer).Evaluate(ctx, req.(*EvaluateRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Boxwood_GetNode_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetNodeRequest)
 	if err := dec(in); err != nil {
@@ -1326,6 +1364,10 @@ var Boxwood_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "WaitCaptured",
 			Handler:    _Boxwood_WaitCaptured_Handler,
+		},
+		{
+			MethodName: "Evaluate",
+			Handler:    _Boxwood_Evaluate_Handler,
 		},
 		{
 			MethodName: "GetNode",

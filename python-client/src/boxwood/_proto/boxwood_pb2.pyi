@@ -2084,6 +2084,136 @@ class WaitCapturedResponse(google.protobuf.message.Message):
 global___WaitCapturedResponse = WaitCapturedResponse
 
 @typing.final
+class EvaluateRequest(google.protobuf.message.Message):
+    """---- grading ---------------------------------------------------------------"""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: builtins.int
+    GRADER_FIELD_NUMBER: builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: builtins.int
+    node_id: builtins.str
+    idempotency_key: builtins.str
+    @property
+    def grader(self) -> global___Grader: ...
+    def __init__(
+        self,
+        *,
+        node_id: builtins.str = ...,
+        grader: global___Grader | None = ...,
+        idempotency_key: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["grader", b"grader"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["grader", b"grader", "idempotency_key", b"idempotency_key", "node_id", b"node_id"]) -> None: ...
+
+global___EvaluateRequest = EvaluateRequest
+
+@typing.final
+class Grader(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    IMAGE_FIELD_NUMBER: builtins.int
+    NODE_ID_FIELD_NUMBER: builtins.int
+    PATHS_FIELD_NUMBER: builtins.int
+    FILES_FIELD_NUMBER: builtins.int
+    COMMAND_FIELD_NUMBER: builtins.int
+    REWARDS_FILE_FIELD_NUMBER: builtins.int
+    LIMITS_FIELD_NUMBER: builtins.int
+    image: builtins.str
+    node_id: builtins.str
+    rewards_file: builtins.str
+    """Read when the command has ended: a JSON object of numbers, or one number, which is
+    the reward "reward". Empty: "reward" is 1 if the command exits with 0, else 0.
+    """
+    @property
+    def paths(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What the fresh sandbox gets of the graded node, at the same places; absolute, none
+        below another. What the node lacks is left out.
+        """
+
+    @property
+    def files(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___FileToWrite]:
+        """Written when the paths are there, and never seen by the agent; they win over paths."""
+
+    @property
+    def command(self) -> global___Command:
+        """Its deadline bounds the grading."""
+
+    @property
+    def limits(self) -> global___Limits: ...
+    def __init__(
+        self,
+        *,
+        image: builtins.str = ...,
+        node_id: builtins.str = ...,
+        paths: collections.abc.Iterable[builtins.str] | None = ...,
+        files: collections.abc.Iterable[global___FileToWrite] | None = ...,
+        command: global___Command | None = ...,
+        rewards_file: builtins.str = ...,
+        limits: global___Limits | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["command", b"command", "image", b"image", "limits", b"limits", "node_id", b"node_id", "start", b"start"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["command", b"command", "files", b"files", "image", b"image", "limits", b"limits", "node_id", b"node_id", "paths", b"paths", "rewards_file", b"rewards_file", "start", b"start"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["start", b"start"]) -> typing.Literal["image", "node_id"] | None: ...
+
+global___Grader = Grader
+
+@typing.final
+class EvaluateResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class RewardsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    REWARDS_FIELD_NUMBER: builtins.int
+    OBSERVATION_FIELD_NUMBER: builtins.int
+    STATUS_FIELD_NUMBER: builtins.int
+    PROBLEM_FIELD_NUMBER: builtins.int
+    MISSING_FIELD_NUMBER: builtins.int
+    WALL_NS_FIELD_NUMBER: builtins.int
+    status: global___TurnStatus.ValueType
+    """COMPLETED or TIMED_OUT."""
+    problem: builtins.str
+    wall_ns: builtins.int
+    @property
+    def rewards(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
+        """Empty if the command ran and gave none; `problem` says why."""
+
+    @property
+    def observation(self) -> global___Observation: ...
+    @property
+    def missing(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Those of the grader's paths that the node lacks."""
+
+    def __init__(
+        self,
+        *,
+        rewards: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
+        observation: global___Observation | None = ...,
+        status: global___TurnStatus.ValueType = ...,
+        problem: builtins.str = ...,
+        missing: collections.abc.Iterable[builtins.str] | None = ...,
+        wall_ns: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["observation", b"observation"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["missing", b"missing", "observation", b"observation", "problem", b"problem", "rewards", b"rewards", "status", b"status", "wall_ns", b"wall_ns"]) -> None: ...
+
+global___EvaluateResponse = EvaluateResponse
+
+@typing.final
 class GetNodeRequest(google.protobuf.message.Message):
     """---- the tree --------------------------------------------------------------"""
 

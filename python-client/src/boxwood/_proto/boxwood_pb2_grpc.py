@@ -144,6 +144,11 @@ class BoxwoodStub(object):
                 request_serializer=boxwood_dot_v1_dot_boxwood__pb2.WaitCapturedRequest.SerializeToString,
                 response_deserializer=boxwood_dot_v1_dot_boxwood__pb2.WaitCapturedResponse.FromString,
                 _registered_method=True)
+        self.Evaluate = channel.unary_unary(
+                '/boxwood.v1.Boxwood/Evaluate',
+                request_serializer=boxwood_dot_v1_dot_boxwood__pb2.EvaluateRequest.SerializeToString,
+                response_deserializer=boxwood_dot_v1_dot_boxwood__pb2.EvaluateResponse.FromString,
+                _registered_method=True)
         self.GetNode = channel.unary_unary(
                 '/boxwood.v1.Boxwood/GetNode',
                 request_serializer=boxwood_dot_v1_dot_boxwood__pb2.GetNodeRequest.SerializeToString,
@@ -352,6 +357,14 @@ class BoxwoodServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Evaluate(self, request, context):
+        """Grades a node, out of the agent's reach: in a scratch fork, or in a fresh sandbox that
+        receives only listed paths. A failure of the host is an error and never a reward.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetNode(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -536,6 +549,11 @@ def add_BoxwoodServicer_to_server(servicer, server):
                     servicer.WaitCaptured,
                     request_deserializer=boxwood_dot_v1_dot_boxwood__pb2.WaitCapturedRequest.FromString,
                     response_serializer=boxwood_dot_v1_dot_boxwood__pb2.WaitCapturedResponse.SerializeToString,
+            ),
+            'Evaluate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Evaluate,
+                    request_deserializer=boxwood_dot_v1_dot_boxwood__pb2.EvaluateRequest.FromString,
+                    response_serializer=boxwood_dot_v1_dot_boxwood__pb2.EvaluateResponse.SerializeToString,
             ),
             'GetNode': grpc.unary_unary_rpc_method_handler(
                     servicer.GetNode,
@@ -1187,6 +1205,33 @@ class Boxwood(object):
             '/boxwood.v1.Boxwood/WaitCaptured',
             boxwood_dot_v1_dot_boxwood__pb2.WaitCapturedRequest.SerializeToString,
             boxwood_dot_v1_dot_boxwood__pb2.WaitCapturedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Evaluate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/boxwood.v1.Boxwood/Evaluate',
+            boxwood_dot_v1_dot_boxwood__pb2.EvaluateRequest.SerializeToString,
+            boxwood_dot_v1_dot_boxwood__pb2.EvaluateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -158,6 +158,14 @@ class BoxwoodStub:
     ]
     """Waits until each node is captured or withheld, or the deadline passes."""
 
+    Evaluate: grpc.UnaryUnaryMultiCallable[
+        boxwood_pb2.EvaluateRequest,
+        boxwood_pb2.EvaluateResponse,
+    ]
+    """Grades a node, out of the agent's reach: in a scratch fork, or in a fresh sandbox that
+    receives only listed paths. A failure of the host is an error and never a reward.
+    """
+
     GetNode: grpc.UnaryUnaryMultiCallable[
         boxwood_pb2.GetNodeRequest,
         boxwood_pb2.Node,
@@ -347,6 +355,14 @@ class BoxwoodAsyncStub:
         boxwood_pb2.WaitCapturedResponse,
     ]
     """Waits until each node is captured or withheld, or the deadline passes."""
+
+    Evaluate: grpc.aio.UnaryUnaryMultiCallable[
+        boxwood_pb2.EvaluateRequest,
+        boxwood_pb2.EvaluateResponse,
+    ]
+    """Grades a node, out of the agent's reach: in a scratch fork, or in a fresh sandbox that
+    receives only listed paths. A failure of the host is an error and never a reward.
+    """
 
     GetNode: grpc.aio.UnaryUnaryMultiCallable[
         boxwood_pb2.GetNodeRequest,
@@ -581,6 +597,16 @@ class BoxwoodServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[boxwood_pb2.WaitCapturedResponse, collections.abc.Awaitable[boxwood_pb2.WaitCapturedResponse]]:
         """Waits until each node is captured or withheld, or the deadline passes."""
+
+    @abc.abstractmethod
+    def Evaluate(
+        self,
+        request: boxwood_pb2.EvaluateRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[boxwood_pb2.EvaluateResponse, collections.abc.Awaitable[boxwood_pb2.EvaluateResponse]]:
+        """Grades a node, out of the agent's reach: in a scratch fork, or in a fresh sandbox that
+        receives only listed paths. A failure of the host is an error and never a reward.
+        """
 
     @abc.abstractmethod
     def GetNode(

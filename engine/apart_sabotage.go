@@ -1,0 +1,5 @@
+//go:build sabotage_grader
+
+package engine
+
+const gradesApart = false
