@@ -280,7 +280,7 @@ func (e *Engine) grade(ctx context.Context, at ids.Sandbox, g Grader) (Evaluatio
 		return Evaluation{}, fault.New(fault.Unavailable, "grader_lost", "the grader was stopped before it ended").
 			WithHint("that is no reward: grade the node again")
 	case g.Start != (Start{}) && (code == 126 || code == 127):
-		return Evaluation{}, fault.New(fault.Unavailable, "grader_not_started", "the grader's command could not be started: exit status %d: %s",
+		return Evaluation{}, fault.New(fault.Unsupported, "grader_not_started", "the grader's command could not be started: exit status %d: %s",
 			code, brief(r.Observation.Stderr, 200)).WithHint("the grader's image lacks what the command needs")
 	case g.RewardsFile == "":
 		out.Rewards = map[string]float64{"reward": 0}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from boxwood import errors
+from boxwood.grading import Evaluation, Grader
 from boxwood.records import Annotation
 from boxwood.search import Action, History, Place, Ran, Seen
 
@@ -83,6 +84,9 @@ class Memory:
             self.ran[node] = dataclasses.replace(
                 self.ran[node], rewards={**self.ran[node].rewards, **note.rewards}
             )
+
+    async def evaluate(self, node_id: str, grader: Grader) -> Evaluation:
+        raise NotImplementedError
 
     async def leave(self, node_id: str) -> None: ...
 

@@ -42,6 +42,7 @@ from .errors import (
     Unsupported,
 )
 from .fork import Children, Forks
+from .grading import Evaluation, Grader
 from .images import Images
 from .node import Node
 from .records import (
@@ -94,10 +95,12 @@ __all__ = [
     "DeadlineExceeded",
     "Effect",
     "EffectKind",
+    "Evaluation",
     "FailedPrecondition",
     "File",
     "ForkError",
     "Forks",
+    "Grader",
     "Image",
     "Images",
     "ImportProgress",

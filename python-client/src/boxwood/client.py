@@ -10,15 +10,16 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from . import _wire, errors
+from . import _wire, errors, grading
 from . import node as nodes
 from . import stats as _stats
 from ._channel import new_key, resolve
-from ._command import ns
+from ._command import MARGIN, ns
 from ._face import Caller, consume, reader
 from ._proto import boxwood_pb2 as pb
 from .errors import ForkError
 from .fork import Children, Forks
+from .grading import Evaluation, Grader
 from .images import Images
 from .node import Node
 from .records import Annotation, File, Image, Info, Limits, Pruned, Table
@@ -410,6 +411,12 @@ class Client:
     def _payload(self, node_id: str) -> bytes:
         reply = self._caller.unary("GetPayload", pb.GetPayloadRequest(node_id=node_id))
         return bytes(reply.payload)
+
+    def _evaluate(self, node_id: str, grader: Grader, key: str | None) -> Evaluation:
+        reply = self._caller.unary(
+            "Evaluate", grading.request(node_id, grader, key), timeout=grader.timeout + 2 * MARGIN
+        )
+        return grading.evaluation(reply)
 
     def _prune(self, node_id: str, keep_node: bool, release_sandboxes: bool) -> Pruned:
         reply = self._caller.unary(

@@ -12,8 +12,7 @@ import json
 import os
 import sys
 
-import boxwood
-from boxwood import search
+from boxwood import aio, search
 
 
 async def policy(history: search.History) -> search.Action:
@@ -39,8 +38,8 @@ async def reward(place: search.Place) -> float:
 
 
 async def main(socket: str, tree_id: str, name: str, strategy: str) -> None:
-    with boxwood.connect(socket, timeout=60) as client:
-        rollout = search.Sandboxes(client.tree(tree_id))
+    async with aio.connect(socket, timeout=60) as client:
+        rollout = search.Sandboxes(await client.tree(tree_id))
         async with search.Search(rollout, policy, reward, name=name, seed=11, concurrency=3) as s:
             if strategy == "mcts":
                 result = await search.mcts(s, iterations=8, children=2, parallel=2)

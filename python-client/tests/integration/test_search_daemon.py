@@ -10,14 +10,14 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import boxwood
-from boxwood import search
+from boxwood import aio, search
 
 pytestmark = pytest.mark.integration
 SEARCHER = str(Path(__file__).with_name("searcher.py"))
@@ -122,10 +122,27 @@ def wait_until(true: Callable[[], bool]) -> None:
     pytest.fail("it did not become true")
 
 
+Run = Callable[[search.Search], Awaitable[search.Result]]
+
+
+def searched(
+    client: boxwood.Client, tree: boxwood.Tree, policy: search.Policy, reward: Any, run: Run, **options: Any
+) -> search.Result:
+    """One search of a tree over the asyncio face."""
+
+    async def main() -> search.Result:
+        async with aio.connect(client.address, timeout=60) as connected:
+            rollout = search.Sandboxes(await connected.tree(tree.id), idle=3)
+            async with search.Search(rollout, policy, reward, **options) as s:
+                return await run(s)
+
+    return asyncio.run(main())
+
+
 def test_branches_see_their_own_past(client: boxwood.Client, image: str) -> None:
     async def policy(history: search.History) -> search.Action:
         # The past as the policy knows it is what the sandbox has.
-        words = [str(step.action.text) for step in history.steps]
+        words = [step.action.text for step in history.steps]
         if history.steps:
             assert history.steps[-1].seen.stdout.split() == words
         word = f"w{history.seed % 1000}"
@@ -134,12 +151,8 @@ def test_branches_see_their_own_past(client: boxwood.Client, image: str) -> None
     async def reward(place: search.Place) -> float:
         return float(place.seen.stdout.split() == [p.action.text for p in place.path[1:] if p.action])
 
-    async def run(tree: boxwood.Tree) -> search.Result:
-        async with search.Search(search.Sandboxes(tree, idle=3), policy, reward, name="b") as s:
-            return await search.spo_tree(s, branching=(2, 2, 2))
-
     with client.create_tree(image=image, with_sandbox=False) as tree:
-        result = asyncio.run(run(tree))
+        result = searched(client, tree, policy, reward, lambda s: search.spo_tree(s, branching=(2, 2, 2)))
         assert [leaf.reward for leaf in result.leaves] == [1.0] * 8
         assert not client.sandboxes(tree)
         nodes = {n.id: n for n in tree.nodes()}
@@ -149,23 +162,18 @@ def test_branches_see_their_own_past(client: boxwood.Client, image: str) -> None
 
 
 def test_survivors_withhold_a_branch_not_a_rollout(client: boxwood.Client, image: str) -> None:
-    """A turn that leaves a process behind can be gone on from, live; if it can't be forked, nothing branches there."""
+    """A turn that leaves a process can be gone on from, live; where it can't be forked nothing branches."""
 
     async def policy(history: search.History) -> search.Action:
-        return search.Action(
-            f"kill -0 {history.steps[0].seen.stdout}" if history.steps else "sleep 600 & echo $!",
-            stop=bool(history.steps),
-        )
+        if not history.steps:
+            return search.Action("sleep 600 & echo $!")
+        return search.Action(f"kill -0 {history.steps[0].seen.stdout}", stop=True)
 
     async def reward(place: search.Place) -> float:
         return float(place.seen.exit_code == 0)
 
-    async def run(tree: boxwood.Tree) -> search.Result:
-        async with search.Search(search.Sandboxes(tree), policy, reward, name="w") as s:
-            return await search.tree_grpo(s, trees=2, expand=3, rounds=1)
-
     with client.create_tree(image=image, with_sandbox=False) as tree:
-        result = asyncio.run(run(tree))
+        result = searched(client, tree, policy, reward, lambda s: search.tree_grpo(s, trees=2, expand=3))
         withheld = {n.id for n in tree.nodes() if n.capture == "withheld"}
         assert len(result.leaves) == 8
         for place in result.root.walk():
@@ -184,12 +192,52 @@ def test_silent_actions_and_refused_ones(client: boxwood.Client, image: str) -> 
     async def reward(place: search.Place) -> float:
         return 1.0
 
-    async def run(tree: boxwood.Tree) -> search.Result:
-        async with search.Search(search.Sandboxes(tree), policy, reward) as s:
-            return await search.grpo(s, 2)
-
     with client.create_tree(image=image, with_sandbox=False) as tree:
-        result = asyncio.run(run(tree))
+        result = searched(client, tree, policy, reward, lambda s: search.grpo(s, 2))
         assert [row.token_ids for row in result.trajectories()] == [(1, 2)] * 2
         assert [p.seen.refused != "" for p in result.leaves[0].path[1:]] == [True, False]
         assert [n.verdict for n in tree.nodes() if n.parent_id] == ["none"] * 4
+
+
+def test_a_grader_as_the_reward(client: boxwood.Client, image: str) -> None:
+    async def policy(history: search.History) -> search.Action:
+        command = ["echo 42 > /work/answer", "echo 41 > /work/answer", "exec sleep 0"][history.index]
+        return search.Action(command, stop=True)
+
+    grader = boxwood.Grader(
+        "read answer < /work/answer && echo $((answer == 42)) > /rewards",
+        image=image,
+        paths=["/work"],
+        rewards_file="/rewards",
+    )
+    with client.create_tree(image=image, with_sandbox=False) as tree:
+        result = searched(client, tree, policy, grader, lambda s: search.grpo(s, 3))
+        # The third gave no answer, so the grader no reward: that counts as said.
+        assert [leaf.reward for leaf in result.leaves] == [1.0, 0.0, 0.0]
+        again = searched(client, tree, policy, grader, lambda s: search.grpo(s, 3))
+        assert [leaf.reward for leaf in again.leaves] == [1.0, 0.0, 0.0]
+    with client.create_tree(image=image, with_sandbox=False) as tree:
+        strict = searched(client, tree, policy, grader, lambda s: search.grpo(s, 3), no_reward=None)
+        assert [p.status for p in strict.lost] == ["ungraded"]
+        assert len(strict.leaves) == 2
+    broken = boxwood.Grader("no-such-program", image=image)
+    with client.create_tree(image=image, with_sandbox=False) as tree:
+        nothing = searched(client, tree, policy, broken, lambda s: search.grpo(s, 3))
+        assert [p.status for p in nothing.lost] == ["ungraded"] * 3
+        assert not nothing.leaves
+
+
+def test_the_example(socket_path: str, base_image: str) -> None:
+    program = Path(boxwood.__file__).parents[3] / "examples" / "tree_search.py"
+    done = subprocess.run(
+        [sys.executable, str(program), base_image],
+        env={**os.environ, "BOXWOOD_ADDRESS": socket_path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 14
+    assert all(line.startswith("tree ") for line in lines)
+    assert {line.split("reward ")[1][:4] for line in lines} <= {"0.00", "0.30", "0.60", "0.90"}

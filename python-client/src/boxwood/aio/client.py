@@ -9,12 +9,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Se
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from .. import _wire, errors
+from .. import _wire, errors, grading
 from .. import stats as _stats
 from .._channel import new_key, resolve
-from .._command import ns
+from .._command import MARGIN, ns
 from .._proto import boxwood_pb2 as pb
 from ..errors import ForkError
+from ..grading import Evaluation, Grader
 from ..records import Annotation, File, Image, Info, Limits, Pruned, Table
 from . import node as nodes
 from ._face import Caller, consume, pending, reader
@@ -414,6 +415,12 @@ class Client:
     async def _payload(self, node_id: str) -> bytes:
         reply = await self._caller.unary("GetPayload", pb.GetPayloadRequest(node_id=node_id))
         return bytes(reply.payload)
+
+    async def _evaluate(self, node_id: str, grader: Grader, key: str | None) -> Evaluation:
+        reply = await self._caller.unary(
+            "Evaluate", grading.request(node_id, grader, key), timeout=grader.timeout + 2 * MARGIN
+        )
+        return grading.evaluation(reply)
 
     async def _prune(self, node_id: str, keep_node: bool, release_sandboxes: bool) -> Pruned:
         reply = await self._caller.unary(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _wire
 from .._proto import boxwood_pb2 as pb
+from ..grading import Evaluation, Grader
 from ..records import (
     Action,
     CaptureStatus,
@@ -299,6 +300,19 @@ class Node:
     async def payload(self) -> bytes:
         """Its payload; empty if it has none."""
         return await self._client._payload(self.id)
+
+    async def evaluate(self, grader: Grader, *, idempotency_key: str | None = None) -> Evaluation:
+        """Grades it, out of the agent's reach; nothing of the grading stays in it.
+
+        Args:
+            grader: What is run, where, and with which files.
+            idempotency_key: Repeating a call with the same key runs nothing twice.
+
+        Raises:
+            InfrastructureError: The host is at fault. Never a reward of 0.
+            NodeWithheld: The node can't be restored exactly.
+        """
+        return await self._client._evaluate(self.id, grader, idempotency_key)
 
     async def prune(self, *, keep_node: bool = False, release_sandboxes: bool = False) -> Pruned:
         """Removes it and all below it.

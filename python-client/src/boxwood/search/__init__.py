@@ -5,10 +5,9 @@
     async def policy(history):                 # an LLM call that keeps its tokens
         return search.Action("make test", token_ids=[...], logprobs=[...])
 
-    async def reward(place):                   # or a grader
-        return float("ok" in place.seen.stdout)
+    grader = boxwood.Grader("make check", image="task:7", paths=["/work/src"])
 
-    async with search.Search(search.Sandboxes(tree), policy, reward, name="task 7, step 3", seed=1) as s:
+    async with search.Search(search.Sandboxes(tree), policy, grader, name="step 3", seed=1) as s:
         result = await search.tree_grpo(s, trees=2, expand=2, rounds=1)
     rows = result.trajectories(search.tree_grpo_advantages)
 

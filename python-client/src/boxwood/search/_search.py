@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from ..errors import BoxwoodError, InfrastructureError, InvalidArgument, NodeWithheld, invalid
+from ..grading import Grader
 from ..records import Annotation
 from ._advantages import Estimator, Weights, spo
 from ._trajectory import Trajectory, trajectories
@@ -42,9 +43,10 @@ class Search:
         rollout: Where turns run, such as `Sandboxes(tree)`.
         policy: Called with a `History`; gives an `Action` or several. Never called for a place
             that has a node.
-        reward: Called with an ended `Place`; gives a number, or named rewards with one ``"reward"``
-            among them. If it raises `InfrastructureError` the place is ungraded and leaves its
-            group; it never counts as 0.
+        reward: A `boxwood.Grader`, or what is called with an ended `Place` and gives a number, or
+            named rewards with one ``"reward"`` among them. Where that fails for a reason that isn't
+            the agent's (`InfrastructureError`) the place is ungraded and leaves its group; it
+            never counts as 0.
         name: The search's name within its tree: at most one search of a name runs at a time.
         seed: Makes each decision of the search, and each `History.seed`.
         concurrency: How many places may be worked on together, from the call of the policy to the
@@ -53,13 +55,15 @@ class Search:
         retries: How often a turn that was lost is run again, from the same node and with the
             same action.
         group: The group's id in trajectories; the name if None.
+        no_reward: What a grader counts as that ended without a reward: its command reached its
+            deadline, or wrote no rewards. None: the place is ungraded.
     """
 
     def __init__(
         self,
         rollout: Rollout,
         policy: Policy,
-        reward: Reward,
+        reward: Reward | Grader,
         *,
         name: str = "search",
         seed: int = 0,
@@ -67,10 +71,11 @@ class Search:
         max_turns: int = 32,
         retries: int = 1,
         group: str | None = None,
+        no_reward: float | None = 0.0,
     ) -> None:
         if concurrency < 1 or max_turns < 1 or retries < 0:
             raise invalid("concurrency and max_turns are at least 1, retries at least 0")
-        self.rollout, self.policy, self.reward = rollout, policy, reward
+        self.rollout, self.policy, self.reward, self.no_reward = rollout, policy, reward, no_reward
         self.name, self.seed, self.max_turns, self.retries = name, seed, max_turns, retries
         self.group = name if group is None else group
         self.root = Place(None, "")
@@ -142,20 +147,36 @@ class Search:
         await self.rollout.leave(place.node_id)
         if not place.ended or place.reward is not None:
             return place
-        try:
-            async with self._slots:
-                given = await self.reward(place)
-        except InfrastructureError as error:
-            log.warning("grading %s of search %s: %s", place.name, self.name, error)
+        rewards = await self._score(place, self.reward)
+        if rewards is None:
             place.status = "ungraded"
             return place
-        rewards = dict(given) if isinstance(given, Mapping) else {REWARD: float(given)}
-        if REWARD not in rewards:
-            raise invalid(f'named rewards need one that is called "{REWARD}", these are {sorted(rewards)}')
         await self.rollout.annotate({place.node_id: Annotation(rewards)})
         place.rewards.update(rewards)
         place.reward = rewards[REWARD]
         return place
+
+    async def _score(self, place: Place, reward: Reward | Grader) -> dict[str, float] | None:
+        """Named rewards with the one among them; None if they can't be had for no fault of the agent's."""
+        try:
+            async with self._slots:
+                if isinstance(reward, Grader):
+                    graded = await self.rollout.evaluate(place.node_id, reward)
+                    given: float | Mapping[str, float] = graded.rewards
+                    if graded.problem:
+                        log.warning("grading %s of search %s: %s", place.name, self.name, graded.problem)
+                        if self.no_reward is None:
+                            return None
+                        given = {REWARD: self.no_reward}
+                else:
+                    given = await reward(place)
+        except (InfrastructureError, NodeWithheld) as error:
+            log.warning("grading %s of search %s: %s", place.name, self.name, error)
+            return None
+        rewards = dict(given) if isinstance(given, Mapping) else {REWARD: float(given)}
+        if REWARD not in rewards:
+            raise invalid(f'named rewards need one that is called "{REWARD}", these are {sorted(rewards)}')
+        return rewards
 
     async def rollouts(self, places: Sequence[Place]) -> list[Place]:
         """Runs planned places, siblings by one fork, each on to its graded end."""
@@ -166,7 +187,7 @@ class Search:
         await self.all(self._prepare(parent, count) for parent, count in families.items() if count > 1)
         return await self.all(self.finish(place) for place in places)
 
-    async def promise(self, place: Place, value: Reward | None = None) -> float | None:
+    async def promise(self, place: Place, value: Reward | Grader | None = None) -> float | None:
         """Scores a place that goes on, once: its score is kept in the node as the reward ``"promise"``.
 
         Args:
@@ -177,15 +198,11 @@ class Search:
             The score; None if it can't be had for a reason that isn't the agent's.
         """
         if PROMISE not in place.rewards:
-            try:
-                async with self._slots:
-                    given = await (value or self.reward)(place)
-            except InfrastructureError as error:
-                log.warning("scoring %s of search %s: %s", place.name, self.name, error)
+            scored = await self._score(place, self.reward if value is None else value)
+            if scored is None:
                 return None
-            score = float(given[REWARD] if isinstance(given, Mapping) else given)
-            place.rewards[PROMISE] = score
-            await self.rollout.annotate({place.node_id: Annotation({PROMISE: score})})
+            place.rewards[PROMISE] = scored[REWARD]
+            await self.rollout.annotate({place.node_id: Annotation({PROMISE: scored[REWARD]})})
         return place.rewards[PROMISE]
 
     async def settle(self, places: Iterable[Place]) -> list[Place]:

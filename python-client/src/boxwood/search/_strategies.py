@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ..errors import invalid
+from ..grading import Grader
 from ._search import Result, Search
 from ._types import Place, Reward
 
@@ -158,7 +159,7 @@ async def beam(
     children: int = 4,
     depth: int = 8,
     *,
-    value: Reward | None = None,
+    value: Reward | Grader | None = None,
     enough: float = math.inf,
 ) -> Result:
     """Keeps the best places of each depth, and gives each so many children.
@@ -192,7 +193,7 @@ async def best_first(
     children: int = 4,
     *,
     parallel: int = 1,
-    value: Reward | None = None,
+    value: Reward | Grader | None = None,
     enough: float = math.inf,
 ) -> Result:
     """Expands the most promising place, again and again.
@@ -227,7 +228,7 @@ async def mcts(
     c: float = math.sqrt(2),
     *,
     parallel: int = 1,
-    value: Reward | None = None,
+    value: Reward | Grader | None = None,
 ) -> Result:
     """Monte-Carlo tree search with UCT: select, add a child, simulate to the end, back up.
 
@@ -308,7 +309,7 @@ def _exhausted(place: Place, children: int) -> bool:
 
 
 async def _scores(
-    search: Search, places: Sequence[Place], value: Reward | None, enough: float
+    search: Search, places: Sequence[Place], value: Reward | Grader | None, enough: float
 ) -> tuple[dict[Place, float], bool]:
     """The reward of those that ended, and of the others what they promise; lost ones have none.
 

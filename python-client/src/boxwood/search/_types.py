@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 from ..errors import invalid
+from ..grading import Evaluation, Grader
 from ..records import Annotation
 
 Status = Literal["planned", "open", "done", "truncated", "declined", "lost", "withheld", "ungraded"]
@@ -286,6 +287,14 @@ class Rollout(Protocol):
 
     async def annotate(self, notes: Mapping[str, Annotation]) -> None:
         """Sets what is given on nodes, durably."""
+        ...
+
+    async def evaluate(self, node_id: str, grader: Grader) -> Evaluation:
+        """Grades a node.
+
+        Raises:
+            InfrastructureError: It could not be graded.
+        """
         ...
 
     async def leave(self, node_id: str) -> None:
