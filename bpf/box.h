@@ -20,6 +20,7 @@ enum flag {
 	F_NEWMETA = 1 << 11, /* an inode made in this epoch changed by more than content */
 	F_MOUNT = 1 << 12,   /* with F_OBJECT: a file system was mounted */
 	F_TIMES = 1 << 13,   /* with F_META, F_OLD or F_NEWMETA: times were set by a call */
+	F_TOUCHED = 1 << 14, /* something that a survivor holds, or is, was reached */
 };
 
 /* Classes of calls; inspector/calls.go assigns them. */
@@ -55,6 +56,9 @@ struct box {
 	__u64 events;    /* finished calls and file system events that were classed */
 	__u64 lost;
 	__u64 object_nr; /* the last call that made F_OBJECT, F_REACH or F_UNKNOWN */
+	__u32 asleep;    /* survivors that were asleep when the epoch began: survivors.h */
+	__u32 holds;     /* enum holding: what they hold */
+	__u64 touch_nr;  /* the last call that made F_TOUCHED */
 	__u64 inodes[NINODES];
 };
 
@@ -93,6 +97,7 @@ enum blindness {
 	B_CALLS_FILES = 1 << 3,
 	B_CALLS_OBJECTS = 1 << 4,
 	B_FAIL_READS = 1 << 5, /* every resolution fails: must surface as lost */
+	B_REACH = 1 << 6, /* calls that reach a survivor */
 };
 
 #define TS_COMPAT 2

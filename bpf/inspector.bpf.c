@@ -22,6 +22,7 @@ char LICENSE[] SEC("license") = "GPL";
 #include "box.h"
 #include "files.h"
 #include "calls.h"
+#include "survivors.h"
 
 /* changed is a call that changes_nothing couldn't dismiss; c is 0 if its number is of
  * another table. Functions of their own keep the common way short: it saves no

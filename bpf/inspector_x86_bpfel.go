@@ -25,7 +25,48 @@ type InspectorBox struct {
 	Events   uint64
 	Lost     uint64
 	ObjectNr uint64
+	Asleep   uint32
+	Holds    uint32
+	TouchNr  uint64
 	Inodes   [128]uint64
+}
+
+type InspectorHeld struct {
+	_        structs.HostLayout
+	Inode    uint64
+	Root     uint64
+	Ino      uint64
+	Magic    uint64
+	Fd       uint32
+	Rdev     uint32
+	Mode     uint16
+	Family   uint16
+	Type     uint16
+	Shared   uint8
+	Internal uint8
+	Name     [16]int8
+}
+
+type InspectorSleeper struct {
+	_      structs.HostLayout
+	Why    uint64
+	Call   uint32
+	Signal uint32
+}
+
+type InspectorThread struct {
+	_       structs.HostLayout
+	Tid     uint32
+	Exiting uint32
+	Start   uint64
+	Mm      uint64
+	Files   uint64
+	Fs      uint64
+	Nr      int64
+	Ax      int64
+	Ip      uint64
+	Sp      uint64
+	Args    [6]uint64
 }
 
 // Names of all BPF objects in the ELF.
@@ -33,19 +74,30 @@ type InspectorBox struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	InspectorMapBoxes        = "boxes"
+	InspectorMapDrowsy       = "drowsy"
+	InspectorMapHoldings     = "holdings"
+	InspectorMapSleepers     = "sleepers"
 	InspectorMapSlots        = "slots"
+	InspectorProgBeside      = "beside"
 	InspectorProgCapable     = "capable"
 	InspectorProgDirectIo    = "direct_io"
 	InspectorProgDirtyFolio  = "dirty_folio"
+	InspectorProgFilesOf     = "files_of"
 	InspectorProgInodeNew    = "inode_new"
+	InspectorProgMappingsOf  = "mappings_of"
+	InspectorProgSignalled   = "signalled"
 	InspectorProgSysExit     = "sys_exit"
+	InspectorProgThreadsOf   = "threads_of"
 	InspectorProgTransaction = "transaction"
 	InspectorProgUring       = "uring"
 	InspectorVarBlind        = "blind"
 	InspectorVarCalls        = "calls"
 	InspectorVarHaveCap      = "have_cap"
 	InspectorVarHaveDio      = "have_dio"
+	InspectorVarHeldType     = "held_type"
 	InspectorVarLevel        = "level"
+	InspectorVarReaching     = "reaching"
+	InspectorVarThreadType   = "thread_type"
 )
 
 // LoadInspector returns the embedded CollectionSpec for Inspector.
@@ -90,11 +142,16 @@ type InspectorSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type InspectorProgramSpecs struct {
+	Beside      *ebpf.ProgramSpec `ebpf:"beside"`
 	Capable     *ebpf.ProgramSpec `ebpf:"capable"`
 	DirectIo    *ebpf.ProgramSpec `ebpf:"direct_io"`
 	DirtyFolio  *ebpf.ProgramSpec `ebpf:"dirty_folio"`
+	FilesOf     *ebpf.ProgramSpec `ebpf:"files_of"`
 	InodeNew    *ebpf.ProgramSpec `ebpf:"inode_new"`
+	MappingsOf  *ebpf.ProgramSpec `ebpf:"mappings_of"`
+	Signalled   *ebpf.ProgramSpec `ebpf:"signalled"`
 	SysExit     *ebpf.ProgramSpec `ebpf:"sys_exit"`
+	ThreadsOf   *ebpf.ProgramSpec `ebpf:"threads_of"`
 	Transaction *ebpf.ProgramSpec `ebpf:"transaction"`
 	Uring       *ebpf.ProgramSpec `ebpf:"uring"`
 }
@@ -103,19 +160,25 @@ type InspectorProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type InspectorMapSpecs struct {
-	Boxes *ebpf.MapSpec `ebpf:"boxes"`
-	Slots *ebpf.MapSpec `ebpf:"slots"`
+	Boxes    *ebpf.MapSpec `ebpf:"boxes"`
+	Drowsy   *ebpf.MapSpec `ebpf:"drowsy"`
+	Holdings *ebpf.MapSpec `ebpf:"holdings"`
+	Sleepers *ebpf.MapSpec `ebpf:"sleepers"`
+	Slots    *ebpf.MapSpec `ebpf:"slots"`
 }
 
 // InspectorVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type InspectorVariableSpecs struct {
-	Blind   *ebpf.VariableSpec `ebpf:"blind"`
-	Calls   *ebpf.VariableSpec `ebpf:"calls"`
-	HaveCap *ebpf.VariableSpec `ebpf:"have_cap"`
-	HaveDio *ebpf.VariableSpec `ebpf:"have_dio"`
-	Level   *ebpf.VariableSpec `ebpf:"level"`
+	Blind      *ebpf.VariableSpec `ebpf:"blind"`
+	Calls      *ebpf.VariableSpec `ebpf:"calls"`
+	HaveCap    *ebpf.VariableSpec `ebpf:"have_cap"`
+	HaveDio    *ebpf.VariableSpec `ebpf:"have_dio"`
+	HeldType   *ebpf.VariableSpec `ebpf:"held_type"`
+	Level      *ebpf.VariableSpec `ebpf:"level"`
+	Reaching   *ebpf.VariableSpec `ebpf:"reaching"`
+	ThreadType *ebpf.VariableSpec `ebpf:"thread_type"`
 }
 
 // InspectorObjects contains all objects after they have been loaded into the kernel.
@@ -138,13 +201,19 @@ func (o *InspectorObjects) Close() error {
 //
 // It can be passed to LoadInspectorObjects or ebpf.CollectionSpec.LoadAndAssign.
 type InspectorMaps struct {
-	Boxes *ebpf.Map `ebpf:"boxes"`
-	Slots *ebpf.Map `ebpf:"slots"`
+	Boxes    *ebpf.Map `ebpf:"boxes"`
+	Drowsy   *ebpf.Map `ebpf:"drowsy"`
+	Holdings *ebpf.Map `ebpf:"holdings"`
+	Sleepers *ebpf.Map `ebpf:"sleepers"`
+	Slots    *ebpf.Map `ebpf:"slots"`
 }
 
 func (m *InspectorMaps) Close() error {
 	return _InspectorClose(
 		m.Boxes,
+		m.Drowsy,
+		m.Holdings,
+		m.Sleepers,
 		m.Slots,
 	)
 }
@@ -153,33 +222,46 @@ func (m *InspectorMaps) Close() error {
 //
 // It can be passed to LoadInspectorObjects or ebpf.CollectionSpec.LoadAndAssign.
 type InspectorVariables struct {
-	Blind   *ebpf.Variable `ebpf:"blind"`
-	Calls   *ebpf.Variable `ebpf:"calls"`
-	HaveCap *ebpf.Variable `ebpf:"have_cap"`
-	HaveDio *ebpf.Variable `ebpf:"have_dio"`
-	Level   *ebpf.Variable `ebpf:"level"`
+	Blind      *ebpf.Variable `ebpf:"blind"`
+	Calls      *ebpf.Variable `ebpf:"calls"`
+	HaveCap    *ebpf.Variable `ebpf:"have_cap"`
+	HaveDio    *ebpf.Variable `ebpf:"have_dio"`
+	HeldType   *ebpf.Variable `ebpf:"held_type"`
+	Level      *ebpf.Variable `ebpf:"level"`
+	Reaching   *ebpf.Variable `ebpf:"reaching"`
+	ThreadType *ebpf.Variable `ebpf:"thread_type"`
 }
 
 // InspectorPrograms contains all programs after they have been loaded into the kernel.
 //
 // It can be passed to LoadInspectorObjects or ebpf.CollectionSpec.LoadAndAssign.
 type InspectorPrograms struct {
+	Beside      *ebpf.Program `ebpf:"beside"`
 	Capable     *ebpf.Program `ebpf:"capable"`
 	DirectIo    *ebpf.Program `ebpf:"direct_io"`
 	DirtyFolio  *ebpf.Program `ebpf:"dirty_folio"`
+	FilesOf     *ebpf.Program `ebpf:"files_of"`
 	InodeNew    *ebpf.Program `ebpf:"inode_new"`
+	MappingsOf  *ebpf.Program `ebpf:"mappings_of"`
+	Signalled   *ebpf.Program `ebpf:"signalled"`
 	SysExit     *ebpf.Program `ebpf:"sys_exit"`
+	ThreadsOf   *ebpf.Program `ebpf:"threads_of"`
 	Transaction *ebpf.Program `ebpf:"transaction"`
 	Uring       *ebpf.Program `ebpf:"uring"`
 }
 
 func (p *InspectorPrograms) Close() error {
 	return _InspectorClose(
+		p.Beside,
 		p.Capable,
 		p.DirectIo,
 		p.DirtyFolio,
+		p.FilesOf,
 		p.InodeNew,
+		p.MappingsOf,
+		p.Signalled,
 		p.SysExit,
+		p.ThreadsOf,
 		p.Transaction,
 		p.Uring,
 	)

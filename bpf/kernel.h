@@ -25,12 +25,12 @@ enum bpf_map_type {
 	BPF_MAP_TYPE_HASH = 1,
 	BPF_MAP_TYPE_ARRAY = 2,
 };
-enum { BPF_F_MMAPABLE = 1 << 10 };
+enum { BPF_F_NO_PREALLOC = 1, BPF_F_MMAPABLE = 1 << 10 };
 
 #define __kernel __attribute__((preserve_access_index))
 
 struct pt_regs {
-	unsigned long r10, r9, r8, dx, si, di, orig_ax;
+	unsigned long r10, r9, r8, ax, dx, si, di, orig_ax, ip, sp;
 } __kernel;
 
 typedef struct {
@@ -55,8 +55,15 @@ struct thread_info {
 	__u32 status;
 } __kernel;
 
+struct mm_struct;
+struct fs_struct;
+
 struct task_struct {
 	struct thread_info thread_info;
+	int pid, tgid, exit_state;
+	__u64 start_boottime;
+	struct mm_struct *mm;
+	struct fs_struct *fs;
 	struct files_struct *files;
 } __kernel;
 
@@ -76,14 +83,29 @@ struct address_space {
 	struct inode *host;
 } __kernel;
 
+struct qstr {
+	const unsigned char *name;
+} __kernel;
+
 struct dentry {
+	struct qstr d_name;
 	struct inode *d_inode;
+} __kernel;
+
+struct path {
+	struct dentry *dentry;
 } __kernel;
 
 struct file {
 	unsigned int f_mode;
 	struct inode *f_inode;
 	void *private_data;
+	struct path f_path;
+} __kernel;
+
+struct vm_area_struct {
+	unsigned long vm_flags;
+	struct file *vm_file;
 } __kernel;
 
 struct kiocb {
@@ -98,13 +120,22 @@ struct socket {
 	struct sock *sk;
 } __kernel;
 
+struct in6_addr {
+	union {
+		__be32 u6_addr32[4];
+	} in6_u;
+} __kernel;
+
 struct sock_common {
 	unsigned short skc_family;
+	__be32 skc_daddr, skc_rcv_saddr;
+	struct in6_addr skc_v6_daddr, skc_v6_rcv_saddr;
 } __kernel;
 
 struct sock {
 	struct sock_common __sk_common;
 	__u16 sk_protocol;
+	__u16 sk_type;
 } __kernel;
 
 /* An overlay inode knows its copy in the upper layer, NULL until copied up. */
@@ -136,3 +167,28 @@ struct btrfs_fs_info;
 struct io_kiocb;
 struct cred;
 struct user_namespace;
+struct kernel_siginfo;
+struct seq_file;
+
+/* What the iterators are called with. */
+struct bpf_iter_meta {
+	struct seq_file *seq;
+} __kernel;
+
+struct bpf_iter__task {
+	struct bpf_iter_meta *meta;
+	struct task_struct *task;
+} __kernel;
+
+struct bpf_iter__task_file {
+	struct bpf_iter_meta *meta;
+	struct task_struct *task;
+	__u32 fd;
+	struct file *file;
+} __kernel;
+
+struct bpf_iter__task_vma {
+	struct bpf_iter_meta *meta;
+	struct task_struct *task;
+	struct vm_area_struct *vma;
+} __kernel;

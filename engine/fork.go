@@ -423,7 +423,7 @@ func (e *Engine) watch(bx box.Box, upper *pool.Upper, ck *tree.Checkpoint) (insp
 			procs, err := bx.Survivors()
 			out := make([]inspector.Survivor, len(procs))
 			for i, p := range procs {
-				out[i] = inspector.Survivor{PID: p.PID, Cmdline: p.Cmdline}
+				out[i] = inspector.Survivor{PID: p.PID, HostPID: p.HostPID, Cmdline: p.Cmdline}
 			}
 			return out, err
 		},

@@ -25,6 +25,7 @@ import (
 // program that does things, and a parent control group.
 type host struct {
 	pool, ways, cgroup string
+	sleepers           string // what testdata/sleepers.c does
 	lower              string // a layer of the image: /lw
 	undo               []func()
 }
@@ -36,6 +37,11 @@ var (
 )
 
 func TestMain(m *testing.M) {
+	// What whoever started the tests left open is no box's.
+	if err := unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 	code := m.Run()
 	if theHost != nil {
 		theHost.close()
@@ -80,6 +86,10 @@ func (h *host) open() error {
 	h.undo = append(h.undo, func() { os.RemoveAll(dir) })
 	h.ways = filepath.Join(dir, "ways")
 	if err := run("gcc", "-O1", "-w", "-static", "-pthread", "-o", h.ways, "testdata/ways.c"); err != nil {
+		return err
+	}
+	h.sleepers = filepath.Join(dir, "sleepers")
+	if err := run("gcc", "-O1", "-w", "-static", "-pthread", "-o", h.sleepers, "testdata/sleepers.c"); err != nil {
 		return err
 	}
 	// On a file system of its own: layers must not lie within each other.
@@ -150,7 +160,7 @@ func mustBox(t testing.TB, seed func(upper string)) *box {
 	for _, d := range []string{"upper/w/d", "upper/w/e", "work"} {
 		b.must(os.MkdirAll(filepath.Join(seedDir, d), 0o755))
 	}
-	b.must(run("cp", h.ways, filepath.Join(seedDir, "upper/ways")))
+	b.must(run("cp", h.ways, h.sleepers, filepath.Join(seedDir, "upper")))
 	w := filepath.Join(seedDir, "upper/w")
 	for name, content := range map[string]string{
 		"old": strings.Repeat("a", 8192), "other": strings.Repeat("b", 8192),
@@ -216,7 +226,7 @@ func (b *box) mount() {
 		unix.Unmount(b.root, unix.MNT_DETACH)
 		os.Remove(b.root)
 	})
-	for _, m := range [][2]string{{"/dev", "/dev"}, {"/proc", "/proc"}} {
+	for _, m := range [][2]string{{"/dev", "/dev"}, {"/dev/pts", "/dev/pts"}, {"/proc", "/proc"}} {
 		b.must(unix.Mount(m[0], b.root+m[1], "", unix.MS_BIND, ""))
 		b.t.Cleanup(func() { unix.Unmount(b.root+m[1], unix.MNT_DETACH) })
 	}
@@ -241,7 +251,7 @@ func (b *box) group() {
 func (b *box) kill() {
 	os.WriteFile(filepath.Join(b.cgroup, "cgroup.kill"), []byte("1"), 0)
 	events := filepath.Join(b.cgroup, "cgroup.events")
-	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
 		return
 	}
@@ -251,6 +261,11 @@ func (b *box) kill() {
 		data, _ := os.ReadFile(events)
 		if !strings.Contains(string(data), "populated 1") {
 			return
+		}
+		// The kernel's own kill spares processes whose first thread has ended.
+		procs, _ := b.survivors()
+		for _, p := range procs {
+			_ = syscall.Kill(p.PID, syscall.SIGKILL)
 		}
 		unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 100)
 		unix.Read(fd, make([]byte, 4096))
@@ -269,7 +284,7 @@ func (b *box) survivors() ([]Survivor, error) {
 			return nil, err
 		}
 		cmdline, _ := os.ReadFile("/proc/" + f + "/cmdline")
-		out = append(out, Survivor{PID: pid, Cmdline: cmdline})
+		out = append(out, Survivor{PID: pid, HostPID: pid, Cmdline: cmdline})
 	}
 	return out, nil
 }

@@ -457,3 +457,14 @@ func CallsThatChange() (out []string) {
 	}
 	return out
 }
+
+// reaching are calls that may reach a process which sleeps, or something that it
+// holds; bpf/survivors.h judges them by their arguments. Signals have a tracepoint of
+// their own. What reaches by a descriptor needs one of these first to get it, or
+// counts as a kernel object (pidfd_getfd, System V IPC, message queues); writes to
+// /proc count anyway.
+var reaching = []string{
+	"open", "openat", "creat", "openat2", "open_by_handle_at", "connect", "sendto", "sendmsg", "sendmmsg",
+	"ptrace", "process_vm_writev", "process_madvise", "prlimit64", "setpriority", "ioprio_set", "sched_setparam",
+	"sched_setscheduler", "sched_setaffinity", "sched_setattr", "migrate_pages", "move_pages", "prctl", "futex", "futex_requeue",
+}

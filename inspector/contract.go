@@ -29,14 +29,30 @@ type Subject struct {
 	// Lower is the image's layers on the host, lowest first. It may be empty; with
 	// it, a file that was only copied up is told from one that changed.
 	Lower []string
-	// Survivors lists the sandbox's processes other than pid 1, by command line.
+	// Survivors lists the sandbox's processes other than pid 1.
 	Survivors func() ([]Survivor, error)
+	// Restored says that processes are there already, standing still, as a dump had
+	// them: the epoch begins with them.
+	Restored bool
 }
 
 // Survivor is a process that is there at the barrier.
 type Survivor struct {
-	PID     int
+	PID     int // in the sandbox
+	HostPID int // 0: not known, so that it counts as changed
 	Cmdline []byte
+	// Elsewhere: whether this process changed is judged by the caller, as with a
+	// persistent shell that is described. It may run, and so may what it starts;
+	// what of it others hold, too, makes those changed.
+	Elsewhere bool
+}
+
+// Fate is what became of one survivor since the epoch began.
+type Fate struct {
+	Survivor
+	// Changed says why its process side is no longer what it was then: it ran, it was
+	// reached, a file it has open changed, it is new. Empty: it is what it was.
+	Changed string
 }
 
 // Report is what the inspector says at the end of a turn.
@@ -47,6 +63,8 @@ type Report struct {
 	// Effects of this turn, the first tree.MaxEffects; Count has them all.
 	Effects []tree.Effect
 	Count   int64
+	// Survivors says what became of each process that is there.
+	Survivors []Fate
 	// Reasons for Verdict, for a person: "2 files changed", "1 process survives".
 	Reasons []string
 	// Lost counts events of this sandbox that could not be kept.
@@ -64,8 +82,15 @@ type Watch interface {
 	// Tainted says that the engine itself wrote, or a capture failed: until the
 	// next NewEpoch no verdict is below tree.Files (both: also below Both).
 	Tainted(both bool, why string)
+	// ProcessChanges gives the reasons why the processes are no longer what they were
+	// when the epoch began; none: they are. It can be asked while the sandbox is
+	// frozen, so that a capture knows whether a process state from before is still
+	// true of what it saves now.
+	ProcessChanges() []string
 	// NewEpoch begins an epoch whose base is the snapshot folder base. It is
 	// called while the sandbox is still frozen, after a snapshot that succeeded.
+	// Processes that are there count as saved: those that are asleep are unchanged
+	// until they run or are reached.
 	NewEpoch(base string)
 	Close()
 }

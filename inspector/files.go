@@ -22,6 +22,8 @@ type comparison struct {
 	// shows, with their time of change. They are new inodes, whose content raises no
 	// flag, so each barrier has to look at them again.
 	copies map[string]int64
+	// partial: attributes weren't compared, so there may be more.
+	partial bool
 	// settled is the stamp before which a time of change told all.
 	settled int64
 }
@@ -47,7 +49,7 @@ func (w *watch) judgeFiles(ctx context.Context, epoch, fresh signs, all, turn *f
 	if fresh&(sawNames|sawMeta|sawNewMeta|sawTimes) != 0 || w.stale || len(w.files.copies) > 0 {
 		was := w.files
 		if err := w.compare(ctx, epoch, all.files); err != nil {
-			w.stale = true
+			w.stale, w.blurred = true, true
 			w.files = was
 			all.file("the files can't be compared: " + err.Error())
 			turn.file("")
@@ -55,7 +57,7 @@ func (w *watch) judgeFiles(ctx context.Context, epoch, fresh signs, all, turn *f
 		}
 		// A process that ran meanwhile may have been in the middle of a change, flagged
 		// but not yet to be seen.
-		w.stale = w.running
+		w.stale, w.blurred = w.running, false
 		w.fresh(was, turn)
 	}
 	if n := len(w.files.names) + len(w.files.metas); n > 0 {
@@ -135,6 +137,7 @@ func (w *watch) compare(ctx context.Context, epoch signs, decided bool) error {
 	if epoch&sawMeta != 0 && (!decided || w.seen.size <= fewNames) {
 		return w.compareAttrs(ctx, base, live, d.moved, epoch&sawTimes != 0)
 	}
+	w.files.partial = epoch&sawMeta != 0
 	return nil
 }
 

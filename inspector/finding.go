@@ -7,7 +7,10 @@ import (
 	"github.com/boxwood-rl/boxwood/tree"
 )
 
-var errNoSurvivors = errors.New("nothing lists them")
+var (
+	errNoSurvivors = errors.New("nothing lists them")
+	errClosed      = errors.New("the inspector is closed")
+)
 
 // finding is what is known of one span: the epoch, or the turn.
 type finding struct {
@@ -16,6 +19,7 @@ type finding struct {
 	count          int64
 	reasons        []string
 	changed        map[string]bool // paths told as changed
+	fates          []Fate
 }
 
 func (f *finding) both(why string) {

@@ -21,6 +21,7 @@ const (
 	sawNewMeta
 	sawMount
 	sawTimes
+	sawTouched
 )
 
 const (

@@ -3,6 +3,7 @@ package inspector
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -40,6 +41,8 @@ type Kernel struct {
 
 	missed atomic.Uint64 // recursion misses of the programs, as last read
 	gone   atomic.Uint64 // lost events of watches that are closed
+
+	survivors survivors
 
 	groups *groups
 
@@ -86,12 +89,15 @@ func (k *Kernel) load() error {
 		return fmt.Errorf("reading the programs: %w", err)
 	}
 	var classes [512]uint16
+	var reaches [512]bool
 	for _, c := range calls {
 		classes[c.nr] = uint16(c.class | bitNamed)
+		reaches[c.nr] = slices.Contains(reaching, c.name)
 	}
 	if err := errors.Join(
 		spec.Variables[bpf.InspectorVarCalls].Set(classes),
-		spec.Variables[bpf.InspectorVarBlind].Set(k.opts.blind|alwaysBlind),
+		spec.Variables[bpf.InspectorVarReaching].Set(reaches),
+		spec.Variables[bpf.InspectorVarBlind].Set(k.opts.blind|alwaysBlind|neverReached),
 	); err != nil {
 		return fmt.Errorf("setting the table of calls: %w", err)
 	}
@@ -124,12 +130,8 @@ func (k *Kernel) load() error {
 		k.objs.DirtyFolio, k.objs.DirectIo, k.objs.InodeNew, k.objs.Transaction,
 		k.objs.Uring, k.objs.Capable, k.objs.SysExit,
 	}
-	for _, p := range k.progs {
-		l, err := link.AttachTracing(link.TracingOptions{Program: p})
-		if err != nil {
-			return unsupported("it refuses to attach "+p.String(), err)
-		}
-		k.links = append(k.links, l)
+	if k.links, err = attach(k.progs...); err != nil {
+		return err
 	}
 	n := k.objs.Boxes.MaxEntries()
 	k.mem, err = unix.Mmap(k.objs.Boxes.FD(), 0, int(n)*int(boxSize), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -137,7 +139,21 @@ func (k *Kernel) load() error {
 		return fmt.Errorf("mapping the boxes: %w", err)
 	}
 	k.used = make([]bool, n)
+	if err := k.survivors.open(k.objs.Drowsy); err != nil {
+		return err
+	}
 	return nil
+}
+
+func attach(progs ...*ebpf.Program) (links []link.Link, err error) {
+	for _, p := range progs {
+		l, err := link.AttachTracing(link.TracingOptions{Program: p})
+		if err != nil {
+			return links, unsupported("it refuses to attach "+p.String(), err)
+		}
+		links = append(links, l)
+	}
+	return links, nil
 }
 
 func hasTracepoint(kernel *btf.Spec, name string) bool {
@@ -232,6 +248,7 @@ func (k *Kernel) drop(w *watch) {
 		return
 	}
 	delete(k.watches, w)
+	w.wake()
 	k.gone.Add(atomic.LoadUint64(&w.box.Lost))
 	atomic.StoreUint64(&w.box.Cgroup, 0)
 	_ = k.objs.Slots.Delete(&w.subject.Cgroup)
@@ -243,7 +260,7 @@ func (k *Kernel) drop(w *watch) {
 // epoch saw the number grow has lost something.
 func (k *Kernel) misses() (uint64, error) {
 	var sum uint64
-	for _, p := range k.progs {
+	for _, p := range append(k.progs[:len(k.progs):len(k.progs)], k.objs.Beside, k.objs.Signalled) {
 		s, err := p.Stats()
 		if err != nil {
 			return 0, err
@@ -281,7 +298,7 @@ func (k *Kernel) Close() error {
 		w.orphaned.Store(true)
 	}
 	var errs []error
-	for _, l := range k.links {
+	for _, l := range append(k.links, k.survivors.close()...) {
 		errs = append(errs, l.Close())
 	}
 	errs = append(errs, k.objs.Close(), k.groups.close(), k.clock.close())

@@ -84,7 +84,7 @@ func TestProbeOfAnEarlierTurnsRedirection(t *testing.T) {
 	w.NewEpoch(b.snapshot())
 	b.thaw()
 	w.BeginTurn()
-	expect(t, "nothing is written", barrier(w), tree.Process, tree.Process)
+	expect(t, "nothing is written", barrier(w), tree.None, tree.None)
 	procs, err := b.survivors()
 	b.must(err)
 	w.BeginTurn()

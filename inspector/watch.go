@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"math"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -36,7 +35,8 @@ type watch struct {
 	seen     listing // the last one of upper, if any
 	stale    bool    // upper has to be listed again: the last try failed, or somebody ran
 	files    comparison
-	started  []Survivor // survivors when it began
+	blurred  bool  // the last comparison failed, so which files changed isn't known
+	sleep    sleep // survivors when it began
 
 	// Since the turn began.
 	turn    signs
@@ -48,6 +48,9 @@ func newWatch(k *Kernel, s Subject, slot uint32) *watch {
 	w := &watch{k: k, subject: s, slot: slot, box: k.box(slot)}
 	*w.box = bpf.InspectorBox{Cgroup: s.Cgroup, Root: s.Subvolume}
 	w.begin(s.Base)
+	if s.Restored {
+		w.fallAsleep()
+	}
 	return w
 }
 
@@ -73,8 +76,8 @@ func (w *watch) begin(path string) {
 	w.began = stamp()
 	w.missed = w.k.missed.Load()
 	w.taint, w.taintAll = nil, false
-	w.seen, w.stale, w.files = listing{}, false, comparison{}
-	w.started = w.last
+	w.seen, w.stale, w.blurred, w.files = listing{}, false, false, comparison{}
+	w.wake()
 	w.turn = 0
 	atomic.StoreUint64(&w.box.Epoch, 0)
 	atomic.StoreUint64(&w.box.Turn, 0)
@@ -120,10 +123,11 @@ func (w *watch) NewEpoch(base string) {
 		w.stale = true
 		w.begin(base)
 		w.missed = 0
-		return
+	} else {
+		w.k.gone.Add(atomic.LoadUint64(&w.box.Lost))
+		w.begin(base)
 	}
-	w.k.gone.Add(atomic.LoadUint64(&w.box.Lost))
-	w.begin(base)
+	w.fallAsleep()
 }
 
 func (w *watch) Close() { w.k.drop(w) }
@@ -153,9 +157,10 @@ func (w *watch) Barrier(ctx context.Context) Report {
 		Verdict: all.verdict(), Turn: turn.verdict(),
 		External: w.turn&sawExternal != 0,
 		Effects:  turn.effects, Count: turn.count,
-		Reasons: all.reasons,
-		Lost:    atomic.LoadUint64(&w.box.Lost),
-		Barrier: time.Since(start),
+		Survivors: all.fates,
+		Reasons:   all.reasons,
+		Lost:      atomic.LoadUint64(&w.box.Lost),
+		Barrier:   time.Since(start),
 	}
 	return pronounce(r)
 }
@@ -208,37 +213,7 @@ func (w *watch) judgeProcesses(epoch signs, now []Survivor, err error, all, turn
 		all.processes("files may have changed on a file system that the sandbox mounted")
 		turn.process = turn.process || w.turn&(sawNames|sawMeta|sawNewMeta) != 0
 	}
-	if err != nil {
-		all.processes("the survivors can't be listed: " + err.Error())
-		turn.processes("")
-		return
-	}
-	if len(now) > 0 {
-		// Whether one ran isn't known, so it did.
-		all.processes(plural(len(now), "process survives: ", "processes survive, the first: ") + now[0].String())
-		turn.process = true
-	}
-	for _, s := range now {
-		if !slices.ContainsFunc(w.last, s.is) {
-			turn.effect(tree.ProcessSurvived, s.Cmdline, "")
-		}
-	}
-	for _, s := range w.last {
-		if !slices.ContainsFunc(now, s.is) {
-			turn.process = true
-			turn.effect(tree.ProcessEnded, s.Cmdline, "")
-		}
-	}
-	ended := 0
-	for _, s := range w.started {
-		if !slices.ContainsFunc(now, s.is) {
-			ended++
-		}
-	}
-	if ended > 0 {
-		all.processes(plural(ended, "process of an earlier turn has ended", "processes of earlier turns have ended"))
-	}
-	w.last = now
+	w.judgeSurvivors(epoch, now, err, all, turn)
 }
 
 // String is the command line on one line, bounded and safe to print.
@@ -247,7 +222,9 @@ func (s Survivor) String() string {
 	return printable.Cut(printable.Line(words), 80)
 }
 
-func (s Survivor) is(t Survivor) bool { return s.PID == t.PID && bytes.Equal(s.Cmdline, t.Cmdline) }
+func (s Survivor) is(t Survivor) bool {
+	return s.PID == t.PID && s.HostPID == t.HostPID && bytes.Equal(s.Cmdline, t.Cmdline)
+}
 
 func (w *watch) survivors() ([]Survivor, error) {
 	if w.subject.Survivors == nil {

@@ -116,7 +116,7 @@ func TestSurvivorStoresThroughItsMapping(t *testing.T) {
 	w.NewEpoch(b.snapshot())
 	b.thaw()
 	w.BeginTurn()
-	expect(t, "quiet survivor", barrier(w), tree.Process, tree.Process)
+	expect(t, "quiet survivor", barrier(w), tree.None, tree.None)
 	store()
 	expect(t, "store after the capture", barrier(w), tree.Both, tree.Both)
 }

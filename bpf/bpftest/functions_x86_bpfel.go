@@ -25,6 +25,9 @@ type FunctionsBox struct {
 	Events   uint64
 	Lost     uint64
 	ObjectNr uint64
+	Asleep   uint32
+	Holds    uint32
+	TouchNr  uint64
 	Inodes   [128]uint64
 }
 
