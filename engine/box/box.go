@@ -46,6 +46,8 @@ type box struct {
 	// that of the cloning task's own group), so that the next command needs a new one.
 	spent bool
 
+	sessions sessions
+
 	killing sync.Mutex
 	killed  bool
 }
@@ -164,6 +166,9 @@ func (b *box) BeginTurn() error {
 		return err
 	}
 	defer b.using.Unlock()
+	if len(b.Sessions()) > 0 {
+		b.spare()
+	}
 	return b.newLeaf()
 }
 
@@ -172,6 +177,13 @@ func (b *box) BeginTurn() error {
 func (b *box) newLeaf() error {
 	dir, spent := b.turnLeaf()
 	populated := b.quiet.Load() != b.jobs.Load()+1 && cgroup.Populated(b.group.Run)
+	if len(b.Sessions()) > 0 { // which live in groups of their own
+		if dir != b.group.Run && !spent && !cgroup.Populated(dir) {
+			return nil
+		}
+		b.group.RemoveLeaves(dir)
+		return b.freshLeaf()
+	}
 	keep := dir
 	if spent {
 		keep = ""
@@ -182,8 +194,13 @@ func (b *box) newLeaf() error {
 	if !populated && !spent {
 		return nil
 	}
+	return b.freshLeaf()
+}
+
+// freshLeaf moves to one that nothing has run in.
+func (b *box) freshLeaf() error {
 	b.leafs++
-	dir = b.leafDir(b.leafs)
+	dir := b.leafDir(b.leafs)
 	if err := cgroup.MakeLeaf(dir, idBase(b.rec.Slot)); err != nil {
 		return err
 	}
@@ -212,6 +229,9 @@ func (b *box) KillTurn(ctx context.Context) error {
 	leaf, err := b.killLeaf()
 	if err != nil {
 		return b.orGone(err)
+	}
+	if err := b.killStarted(ctx); err != nil {
+		return err
 	}
 	return b.orGone(cgroup.Await(ctx, leaf, "populated", 0))
 }

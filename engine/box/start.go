@@ -187,6 +187,9 @@ func (z *zygote) reconnect(ctx context.Context, r record) (_ *box, err error) {
 		return nil, err
 	}
 	z.wire.SetReadDeadline(time.Time{})
+	if err := b.findSessions(ctx); err != nil {
+		return nil, err
+	}
 	if err := b.newLeaf(); err != nil {
 		return nil, err
 	}

@@ -22,6 +22,12 @@ const (
 	opStdin
 	opLeaf
 	opHello
+	opOpen
+	opAttend
+	opLeave
+	opType
+	opSignal
+	opSessions
 )
 
 type kind uint16
@@ -37,6 +43,10 @@ const (
 	replyExit
 	replyHello
 	replyDone
+	replyOpened
+	replyHeard
+	replyLeft
+	replySessions
 )
 
 const (

@@ -8,13 +8,11 @@
 // A command is over when its main process is. What its pipes hold at that moment
 // is still relayed; end of file isn't waited for, since survivors may hold the
 // other ends for ever. Theirs are drained and dropped.
-#include "wire.h"
+#include "serve.h"
 
-#include <poll.h>
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
 
@@ -25,31 +23,12 @@ static int successor = -1; // the next daemon, waiting
 static int leaf = -1, leaf_kill = -1;
 static uint32_t leaf_number, leaf_killed;
 static bool attached;
-static uint64_t commands; // started, that can have changed anything
+uint64_t commands;
 
-// packet is the one message that is being built or waits to be sent.
-static struct {
-	struct head head;
-	char body[CHUNK];
-} packet;
-static size_t pending; // bytes of packet that wait; 0: none
+struct packet packet;
+size_t pending;
 
-static struct {
-	uint32_t id;
-	long pid; // 0: no command
-	bool dead;
-	int status;
-	struct rusage usage;
-	struct stream {
-		int fd; // -1: closed
-		size_t left; // to relay after death
-		bool grown;
-	} out[2];
-	int in;
-	char *input; // CHUNK bytes, allocated while a command has stdin
-	size_t in_len, in_off;
-	bool in_last, in_wanted;
-} cmd = {.out = {{.fd = -1}, {.fd = -1}}, .in = -1};
+struct running cmd = {.out = {{.fd = -1}, {.fd = -1}}, .in = -1};
 
 static struct {
 	char *buf;
@@ -58,7 +37,7 @@ static struct {
 
 static int drains[DRAINS_MAX], ndrains;
 
-static void close_fd(int *fd)
+void close_fd(int *fd)
 {
 	if (*fd >= 0)
 		close(*fd);
@@ -83,7 +62,7 @@ static void flush(void)
 }
 
 // post sends packet.body; it may only be called while nothing is pending.
-static void post(uint32_t id, enum kind kind, size_t n)
+void post(uint32_t id, enum kind kind, size_t n)
 {
 	packet.head = (struct head){id, kind, 0};
 	pending = sizeof packet.head + n;
@@ -96,7 +75,7 @@ static void post_error(uint32_t id, const char *text)
 	post(id, R_ERROR, n < 512 ? n : 511);
 }
 
-static void drop_input(void)
+void drop_input(void)
 {
 	close_fd(&cmd.in);
 	if (cmd.input)
@@ -108,7 +87,7 @@ static void drop_input(void)
 
 // retire keeps the read end of a pipe whose writers survive their command. When
 // there are too many, the oldest is closed: its writers get SIGPIPE.
-static void retire(int fd)
+void retire(int fd)
 {
 	if (ndrains == DRAINS_MAX) {
 		close(drains[0]);
@@ -136,12 +115,15 @@ static void end_command(void)
 			retire(cmd.out[i].fd);
 			cmd.out[i].fd = -1;
 		}
+	if (cmd.session)
+		forget_session(cmd.session);
+	cmd.session = NULL;
 	cmd.pid = 0;
 	cmd.dead = false;
 }
 
 // relay passes on at most max bytes of a stream; it returns how many.
-static size_t relay(int i, size_t max)
+size_t relay(int i, size_t max)
 {
 	struct stream *s = &cmd.out[i];
 	ssize_t n = read(s->fd, packet.body, max < CHUNK ? max : CHUNK);
@@ -164,6 +146,9 @@ static size_t relay(int i, size_t max)
 static void finish(void)
 {
 	while (cmd.pid && cmd.dead && !pending) {
+		relay_fenced();
+		if (pending || fencing())
+			return;
 		bool more = false;
 		for (int i = 0; i < 2 && !more; i++) {
 			struct stream *s = &cmd.out[i];
@@ -205,17 +190,20 @@ static void reap(void)
 		pid_t pid = wait4(-1, &status, WNOHANG, &usage);
 		if (pid <= 0)
 			return;
-		if (pid != cmd.pid || cmd.dead)
+		if (pid != cmd.pid || cmd.dead) {
+			session_ended(pid);
 			continue;
+		}
 		cmd.dead = true;
 		cmd.status = status;
 		cmd.usage = usage;
 		drop_input();
+		fence_last();
 		for (int i = 0; i < 2; i++) {
 			int n = 0;
 			if (cmd.out[i].fd >= 0)
 				ioctl(cmd.out[i].fd, FIONREAD, &n);
-			cmd.out[i].left = n;
+			cmd.out[i].left = fencing() ? 0 : n;
 		}
 	}
 }
@@ -231,6 +219,10 @@ static void hang_up(void)
 	parts.len = 0;
 	if (!cmd.pid)
 		return;
+	if (cmd.session) {
+		kill(cmd.pid, SIGKILL);
+		return;
+	}
 	leaf_killed = 1;
 	if (write(leaf_kill, "1", 1) < 0)
 		kill(cmd.pid, SIGKILL);
@@ -392,6 +384,7 @@ static void handle(struct head h, char *body, size_t n, int *fds, int nfds)
 		why = exec_request(h.id, body, n);
 		break;
 	case OP_STDIN:
+		said();
 		why = stdin_request(body, n, !(h.flags & MORE));
 		break;
 	case OP_LEAF:
@@ -409,6 +402,24 @@ static void handle(struct head h, char *body, size_t n, int *fds, int nfds)
 		memcpy(packet.body + 8, &leaf_number, 4);
 		memcpy(packet.body + 12, &leaf_killed, 4);
 		post(h.id, R_HELLO, 16);
+		return;
+	case OP_OPEN:
+		why = !attached ? "this box has no root yet" : open_session(h.id, body, n, fds, nfds);
+		break;
+	case OP_ATTEND:
+		why = attend(h.id, body, n);
+		break;
+	case OP_LEAVE:
+		why = leave(h.id);
+		break;
+	case OP_TYPE:
+		why = type_keys(body, n);
+		break;
+	case OP_SIGNAL:
+		why = signal_session(body, n);
+		break;
+	case OP_SESSIONS:
+		list_sessions(h.id);
 		return;
 	default:
 		why = "unknown request";
@@ -450,10 +461,10 @@ static void request(void)
 	}
 	char *body = in.body;
 	size_t len = n - sizeof in.head;
-	if (in.head.op != OP_EXEC || (!parts.len && !(in.head.flags & MORE))) {
+	if ((in.head.op != OP_EXEC && in.head.op != OP_OPEN) || (!parts.len && !(in.head.flags & MORE))) {
 		handle(in.head, body, len, fds, nfds);
 	} else if (assemble(in.head, body, len)) {
-		handle(in.head, parts.buf, parts.len, fds, nfds);
+		handle(in.head, parts.buf, parts.len, fds, nfds); // the last part brings descriptors
 		munmap(parts.buf, REQUEST_MAX);
 		parts.buf = NULL;
 		parts.len = 0;
@@ -488,19 +499,25 @@ static void succeed(void)
 
 static void turn_of_loop(void)
 {
-	struct pollfd p[6 + DRAINS_MAX] = {
+	if (cmd.in_wanted && !pending) {
+		cmd.in_wanted = false;
+		post(cmd.id, R_WANT, 0);
+	}
+	struct pollfd p[6 + DRAINS_MAX + SESSION_POLLS] = {
 		{sigfd, POLLIN, 0},
 		{listener, POLLIN, 0},
 		{conn, pending ? POLLOUT : POLLIN, 0},
-		{cmd.in_len ? cmd.in : -1, POLLOUT, 0},
-		{pending || cmd.dead ? -1 : cmd.out[0].fd, POLLIN, 0},
+		{cmd.in_len || (cmd.session && !pending && !cmd.dead && !fencing()) ? cmd.in : -1, (cmd.in_len ? POLLOUT : 0) | (cmd.session ? POLLIN : 0), 0},
+		{pending || (cmd.dead && !fencing()) ? -1 : cmd.out[0].fd, POLLIN, 0},
 		{pending || cmd.dead ? -1 : cmd.out[1].fd, POLLIN, 0},
 	};
 	int had = ndrains;
 	for (int i = 0; i < had; i++)
 		p[6 + i] = (struct pollfd){drains[i], POLLIN, 0};
-	if (poll(p, 6 + had, -1) < 0)
+	int quiet = session_polls(p + 6 + had);
+	if (poll(p, 6 + had + quiet, -1) < 0)
 		return;
+	session_events(p + 6 + had, quiet);
 	for (int i = had - 1; i >= 0; i--) // from the end: drain() moves the last one
 		if (p[6 + i].revents)
 			drain(i);
@@ -510,17 +527,17 @@ static void turn_of_loop(void)
 	if (p[2].revents & POLLOUT)
 		flush();
 	for (int i = 0; i < 2; i++)
-		if (p[4 + i].revents && !pending && cmd.out[i].fd >= 0 && !cmd.dead)
+		if (fencing())
+			relay_fenced();
+		else if (p[4 + i].revents && !pending && cmd.out[i].fd >= 0 && !cmd.dead)
 			relay(i, CHUNK);
-	if (p[3].revents && cmd.in >= 0 && cmd.in_len)
+	if (p[3].revents & (POLLIN | POLLHUP) && cmd.session)
+		hear();
+	if (p[3].revents & ~POLLIN && cmd.in >= 0 && cmd.in_len)
 		feed();
 	if (p[0].revents)
 		reap();
 	finish();
-	if (cmd.in_wanted && !pending) {
-		cmd.in_wanted = false;
-		post(cmd.id, R_WANT, 0);
-	}
 	if (p[2].revents & POLLIN && conn >= 0 && !pending)
 		request();
 	if (p[1].revents)

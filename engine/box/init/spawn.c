@@ -7,6 +7,7 @@
 #include <linux/sched.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -27,12 +28,14 @@ void drop_bounding_set(void)
 			break; // past the last one this kernel has
 }
 
+// pid 1 keeps one more than what it starts gets at its exec: a restored session has the
+// pid that it had.
 void limit_own_capabilities(void)
 {
 	struct __user_cap_header_struct h = {.version = _LINUX_CAPABILITY_VERSION_3};
 	struct __user_cap_data_struct d[2] = {{0}};
 	for (int i = 0; i < 2; i++)
-		d[i].effective = d[i].permitted = (uint32_t)(allowed_caps >> (32 * i));
+		d[i].effective = d[i].permitted = (uint32_t)((allowed_caps | CAP(CAP_CHECKPOINT_RESTORE)) >> (32 * i));
 	// A saved id that root of the box doesn't have keeps it from changing our
 	// resource limits (prlimit(2) compares all three).
 	syscall(SYS_setresgid, -1, -1, 65535);
@@ -176,7 +179,8 @@ static bool add_group(char **f, void *to, const char *key)
 
 // become takes the identity "name", "uid", "name:group" or "uid:gid"; empty is
 // root. A uid that has no entry gets gid 0 and no other groups.
-static void become(const char *user)
+// A terminal is handed over with it.
+static void become(const char *user, int terminal)
 {
 	static struct identity id; // shared with pid 1, which waits
 	char who[256];
@@ -194,6 +198,8 @@ static void become(const char *user)
 		each_line("/etc/group", 4, add_group, &id, id.name);
 	if (group && !number(group, &id.gid) && !each_line("/etc/group", 3, match_group, &id.gid, group))
 		give_up(127, user, "no such group");
+	if (terminal >= 0 && fchown(terminal, id.uid, 5))
+		give_up(126, "the terminal", strerror(errno));
 	if (syscall(SYS_setgroups, id.ngroups, id.groups) || syscall(SYS_setresgid, id.gid, id.gid, id.gid) ||
 	    syscall(SYS_setresuid, id.uid, id.uid, id.uid))
 		give_up(126, user, "this user or group id is outside the box's 65,536");
@@ -241,25 +247,25 @@ static void look_up(struct command *c)
 	give_up(127, name, "command not found");
 }
 
-struct start {
-	struct command *c;
-	int in, out, err;
-};
-
 static int child(void *arg)
 {
 	struct start *s = arg;
 	sigset_t none;
-	if (dup2(s->in, 0) < 0 || dup2(s->out, 1) < 0 || dup2(s->err, 2) < 0 ||
-	    syscall(SYS_close_range, 3, ~0U, s->c->what == RUN ? 1 << 2 /* CLOSE_RANGE_CLOEXEC */ : 0))
+	bool beside = s->terminal >= 0 && !s->controls;
+	if (beside && (s->in < 4 || s->out < 4 || s->err < 4 || s->terminal < 4)) // pid 1 has more open than that
+		_exit(126);
+	if (dup2(s->in, 0) < 0 || dup2(s->out, 1) < 0 || dup2(beside ? s->terminal : s->err, 2) < 0 || (beside && dup2(s->err, 3) < 0) ||
+	    syscall(SYS_close_range, beside ? 4 : 3, ~0U, s->c->what == RUN ? 1 << 2 /* CLOSE_RANGE_CLOEXEC */ : 0))
 		_exit(126);
 	syscall(SYS_setsid);
-	umask(022);
+	if (s->controls && ioctl(2, TIOCSCTTY, 0))
+		give_up(126, "the terminal", strerror(errno));
+	umask(s->umask);
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
 	if (s->c->what != RUN)
 		_exit(syscall(SYS_setresgid, 0, 0, 0) || syscall(SYS_setresuid, 0, 0, 0) ? 1 : file_helper(s->c));
-	become(s->c->user);
+	become(s->c->user, s->controls ? 2 : -1);
 	const char *cwd = *s->c->cwd ? s->c->cwd : "/";
 	if (chdir(cwd))
 		give_up(errno == EACCES ? 126 : 127, cwd, strerror(errno));
@@ -301,19 +307,30 @@ static long clone_shared(struct clone_args *args, int (*fn)(void *), void *arg)
 // which kills the leaf. A file helper never execs, so that it gets a copy.
 long start_command(struct command *c, int leaf, int in, int out, int err)
 {
-	struct start s = {c, in, out, err};
+	struct start s = {.c = c, .in = in, .out = out, .err = err, .terminal = -1, .umask = 022};
+	return start_in(&s, leaf);
+}
+
+long start_in(struct start *s, int leaf)
+{
+	struct command *c = s->c;
+	pid_t pid = s->pid;
 	struct clone_args args = {.flags = CLONE_INTO_CGROUP, .exit_signal = SIGCHLD, .cgroup = leaf};
+	if (pid) {
+		args.set_tid = (uintptr_t)&pid;
+		args.set_tid_size = 1;
+	}
 #ifdef __x86_64__
 	if (c->what == RUN) {
 		static char stack[64 << 10] __attribute__((aligned(16)));
 		args.flags |= CLONE_VM | CLONE_VFORK;
 		args.stack = (uintptr_t)stack;
 		args.stack_size = sizeof stack;
-		return clone_shared(&args, child, &s);
+		return clone_shared(&args, child, s);
 	}
 #endif
-	long pid = syscall(SYS_clone3, &args, sizeof args);
-	if (pid == 0)
-		_exit(child(&s));
-	return pid;
+	long got = syscall(SYS_clone3, &args, sizeof args);
+	if (got == 0)
+		_exit(child(s));
+	return got;
 }

@@ -35,6 +35,12 @@ enum op {
 	OP_STDIN = 4,  // bytes; without MORE these are the last
 	OP_LEAF = 5,   // u32 number; fds: leaf, leaf's cgroup.kill
 	OP_HELLO = 6,
+	OP_OPEN = 7,     // struct session_head, struct exec_head, strings; fds: leaf
+	OP_ATTEND = 8,   // u32 number, u32 whether it counts as a command; then OP_STDIN says things to it
+	OP_LEAVE = 9,
+	OP_TYPE = 10,    // keys for the terminal of the session that is attended to
+	OP_SIGNAL = 11,  // u32 number, u32 signal: for what runs in its foreground
+	OP_SESSIONS = 12,
 };
 enum { MORE = 1 };
 
@@ -49,6 +55,10 @@ enum kind {
 	R_EXIT = 8,    // struct exit_body
 	R_HELLO = 9,   // u64 commands started, u32 leaf's number (0: the first), u32 whether it was killed
 	R_DONE = 10,
+	R_OPENED = 11,   // struct session_body
+	R_HEARD = 12,    // what a session says on its channel
+	R_LEFT = 13,     // struct exit_body
+	R_SESSIONS = 14, // struct session_body...
 };
 
 struct head {
@@ -66,6 +76,25 @@ enum input { NO_INPUT = 0, ALL_INPUT = 1, MORE_INPUT = 2 }; // what follows the 
 struct exit_body {
 	int32_t code, signal; // code -1 if a signal ended it
 	uint64_t cpu_us, commands;
+};
+
+// A session; see session.c.
+enum { SESSION_NAME = 64, TERMIOS = 44 }; // struct termios2
+#define ANY_PTS UINT32_MAX
+struct session_head {
+	uint32_t number, pid, tty, pts; // pid 0: any; pts: of a terminal
+	uint32_t rows, cols, umask, has_termios;
+	char termios[TERMIOS];
+	char name[SESSION_NAME]; // ends with a NUL
+};
+struct session_body {
+	uint64_t inodes[3]; // of its stdin, stdout and stderr; of pipes and sockets only
+	uint32_t number, pid, tty, pts;
+	char name[SESSION_NAME];
+	uint32_t rows, cols, has_termios;
+	int32_t unread; // keys that nobody has read yet
+	char termios[TERMIOS];
+	uint32_t unused;
 };
 
 struct command {
@@ -90,7 +119,16 @@ int stage(uint32_t slot, int *listener);
 int attach(int sock, uint32_t id, const char *body, size_t n, int overlay, uint64_t start);
 
 // spawn.c
+struct start {
+	struct command *c;
+	int in, out, err;
+	int terminal;  // -1: none. That of a session: its stderr while it starts, the real one beside it as 3
+	bool controls; // it is the controlling terminal, and stdout and stderr as well
+	uint32_t umask;
+	uint32_t pid; // 0: any
+};
 long start_command(struct command *c, int leaf, int in, int out, int err);
+long start_in(struct start *s, int leaf);
 void drop_bounding_set(void);
 void limit_own_capabilities(void);
 

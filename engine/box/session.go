@@ -1,0 +1,646 @@
+package box
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/boxwood-rl/boxwood/internal/cgroup"
+	"github.com/boxwood-rl/boxwood/internal/fault"
+)
+
+// A session is a program that lives on between commands and is told what to do on
+// a private channel, which is its stdin: see init/session.c. What is said there is
+// the caller's affair (engine/shell).
+
+// SessionSpec is a session to start.
+type SessionSpec struct {
+	Name      string // unique in the box, 1 to 63 bytes
+	Argv, Env []string
+	Cwd, User string
+	TTY       bool // stdout and stderr are its controlling terminal, else a pipe each
+	Terminal  Terminal
+	Umask     uint32
+	// PID and PTS of a session that has to have the numbers it had: its pid in the box, and
+	// that of its terminal. 0: any, and -1: any.
+	PID, PTS int
+}
+
+// Terminal is the state of a terminal that doesn't belong to a program.
+type Terminal struct {
+	Rows, Cols uint16
+	Termios    []byte // the kernel's struct termios2; nil: as a new terminal has it
+}
+
+// Session is a session of a box.
+type Session struct {
+	Name         string
+	Number       int // never used again in one box
+	PID, HostPID int
+	TTY          bool
+	PTS          int // of the terminal that it has or, without TTY, sets instead of one
+	// inodes of its stdin, stdout and stderr, as far as they are no terminal.
+	inodes [3]uint64
+}
+
+// Talk is one exchange with a session.
+type Talk struct {
+	Session string
+	Say     []byte
+	// Heard is called with what the session says back, in order, behind the output that
+	// it had written before. It reports whether that was the end of the exchange.
+	Heard func(p []byte) (over bool, err error)
+	// Stdout and Stderr get what the session and its children write meanwhile; with
+	// a terminal, all comes to Stdout. They must not block.
+	Stdout, Stderr func([]byte)
+	// Keys are typed into the terminal once the session has been told.
+	Keys []byte
+	// Deadline after which the exchange is interrupted; zero: none.
+	Deadline time.Time
+	// Changes: it may change something, and counts as a command.
+	Changes bool
+}
+
+// TalkEnd is how an exchange ended.
+type TalkEnd struct {
+	// Exit says how the session ended, if it did; else its Code means nothing. TimedOut and
+	// Cancelled say what stopped the exchange.
+	Exit
+	Ended bool
+	// Interrupted: what ran was sent SIGINT. Killed: that didn't help.
+	Interrupted, Killed bool
+}
+
+// The steps by which an exchange is stopped: an interrupt, then the end of what was
+// started since its beginning, then the end of the session.
+const (
+	interruptPatience = 500 * time.Millisecond
+	childrenPatience  = 500 * time.Millisecond
+)
+
+// sessions is what a box knows of its own.
+type sessions struct {
+	mu     sync.Mutex
+	list   []Session
+	next   int
+	spared map[int]bool // processes of sessions that were there when the turn began, by host pid
+	// interrupt asks the exchange that runs to send an interrupt; nil: none runs.
+	interrupt func()
+	talking   string
+}
+
+func (b *box) sessionLeaf(number int) string { return fmt.Sprintf("%s/s%d", b.group.Run, number) }
+
+// Sessions are those that haven't ended, in the order of their numbers.
+func (b *box) Sessions() []Session {
+	b.sessions.mu.Lock()
+	defer b.sessions.mu.Unlock()
+	return slices.Clone(b.sessions.list)
+}
+
+func (b *box) session(name string) (Session, error) {
+	for _, s := range b.Sessions() {
+		if s.Name == name {
+			return s, nil
+		}
+	}
+	return Session{}, fault.New(fault.NotFound, "no_session", "there is no session %q here", name).
+		WithHint("open_session opens one; a shell that exits, or is killed since it can't be interrupted, ends its session")
+}
+
+func (b *box) forget(name string) {
+	b.sessions.mu.Lock()
+	defer b.sessions.mu.Unlock()
+	b.sessions.list = slices.DeleteFunc(b.sessions.list, func(s Session) bool { return s.Name == name })
+}
+
+const sessionNameMax = 63
+
+func checkSession(spec SessionSpec) error {
+	if n := len(spec.Name); n == 0 || n > sessionNameMax || strings.ContainsFunc(spec.Name, func(r rune) bool { return r <= ' ' || r > '~' || r == '/' }) {
+		return fault.New(fault.Invalid, "bad_session_name", "%q is no name for a session: 1 to %d printable characters without spaces and slashes", spec.Name, sessionNameMax)
+	}
+	if len(spec.Argv) == 0 || len(spec.Terminal.Termios) != 0 && len(spec.Terminal.Termios) != termiosSize {
+		return fault.New(fault.Invalid, "bad_session", "a session needs a program, and terminal settings of %d bytes if any", termiosSize)
+	}
+	return nil
+}
+
+const (
+	termiosSize     = 44
+	sessionHeadSize = 8*4 + termiosSize + sessionNameMax + 1
+	sessionSize     = 3*8 + 4*4 + sessionNameMax + 1 + 4*4 + termiosSize + 4
+	anyPTS          = 1<<32 - 1
+)
+
+// OpenSession starts a session. Whether its program could be executed shows in the first exchange.
+func (b *box) OpenSession(ctx context.Context, spec SessionSpec) (Session, error) {
+	if err := checkSession(spec); err != nil {
+		return Session{}, err
+	}
+	if err := b.use(); err != nil {
+		return Session{}, err
+	}
+	defer b.using.Unlock()
+	if _, err := b.session(spec.Name); err == nil {
+		return Session{}, fault.New(fault.Exists, "session_exists", "there is a session %q already", spec.Name)
+	}
+	// What a turn starts beside the session has to be killed without it.
+	if dir, _ := b.turnLeaf(); dir == b.group.Run {
+		if err := b.freshLeaf(); err != nil {
+			return Session{}, b.orGone(err)
+		}
+	}
+	j := job{what: runCommand, argv: spec.Argv, env: b.environment(spec.Env), cwd: spec.Cwd, user: spec.User}
+	request, err := j.request(nil)
+	if err != nil {
+		return Session{}, err
+	}
+	b.sessions.mu.Lock()
+	b.sessions.next++
+	number := b.sessions.next
+	b.sessions.mu.Unlock()
+	dir := b.sessionLeaf(number)
+	if err := cgroup.MakeLeaf(dir, idBase(b.rec.Slot)); err != nil {
+		return Session{}, b.orGone(err)
+	}
+	leaf, kill, err := cgroup.OpenLeaf(dir)
+	if err != nil {
+		return Session{}, b.orGone(err)
+	}
+	defer closeAll([]int{leaf, kill})
+	b.jobs.Add(1)
+	defer b.jobs.Add(1)
+	m, err := b.ask(ctx, opOpen, append(spec.head(number), request...), replyOpened, leaf)
+	if err != nil {
+		unix.Rmdir(dir)
+		return Session{}, fmt.Errorf("opening session %q: %w", spec.Name, b.orGone(err))
+	}
+	s, rest := decodeSession(m)
+	if len(rest) > 0 {
+		return Session{}, errProtocol
+	}
+	s.Name = spec.Name
+	if pids, err := cgroup.Pids(dir); err == nil && len(pids) > 0 {
+		s.HostPID = pids[0] // nobody else is there yet
+	} // else it has ended already, which its first exchange tells
+	b.sessions.mu.Lock()
+	b.sessions.list = append(b.sessions.list, s)
+	b.sessions.mu.Unlock()
+	return s, nil
+}
+
+// head encodes struct session_head of init/wire.h.
+func (spec *SessionSpec) head(number int) []byte {
+	h := make([]byte, 0, sessionHeadSize+128)
+	u32 := func(v uint32) { h = binary.LittleEndian.AppendUint32(h, v) }
+	flag := func(ok bool) uint32 {
+		if ok {
+			return 1
+		}
+		return 0
+	}
+	pts := uint32(anyPTS)
+	if spec.PTS >= 0 {
+		pts = uint32(spec.PTS)
+	}
+	for _, v := range []uint32{uint32(number), uint32(spec.PID), flag(spec.TTY), pts,
+		uint32(spec.Terminal.Rows), uint32(spec.Terminal.Cols), spec.Umask, flag(spec.Terminal.Termios != nil)} {
+		u32(v)
+	}
+	h = append(h, spec.Terminal.Termios...)
+	h = append(h, make([]byte, termiosSize-len(spec.Terminal.Termios))...)
+	h = append(h, spec.Name...)
+	return append(h, make([]byte, sessionNameMax+1-len(spec.Name))...)
+}
+
+// decodeSession takes one struct session_body off a reply, which is hostile.
+func decodeSession(p []byte) (s Session, rest []byte) {
+	if len(p) < sessionSize {
+		return s, p
+	}
+	u32 := func(at int) int { return int(binary.LittleEndian.Uint32(p[at:])) }
+	name, _, _ := strings.Cut(string(p[40:40+sessionNameMax+1]), "\x00")
+	s = Session{Name: name, Number: u32(24), PID: u32(28), TTY: u32(32) != 0, PTS: u32(36)}
+	for i := range s.inodes {
+		s.inodes[i] = binary.LittleEndian.Uint64(p[8*i:])
+	}
+	return s, p[sessionSize:]
+}
+
+// ask sends one request and returns the body of its one reply. Who holds using calls it.
+func (b *box) ask(ctx context.Context, o op, body []byte, want kind, fds ...int) ([]byte, error) {
+	deadline := time.Now().Add(stepLimit)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	b.wire.SetReadDeadline(deadline)
+	defer b.wire.SetReadDeadline(time.Time{})
+	id, err := b.wire.send(o, body, fds...)
+	if err != nil {
+		return nil, err
+	}
+	buf := buffers.Get().(*[headSize + chunk]byte)
+	defer buffers.Put(buf)
+	m, err := b.wire.expect(buf[:], id, want, 0)
+	if err != nil {
+		return nil, err
+	}
+	return slices.Clone(m.body), nil
+}
+
+// TerminalOf reads the settings of a session's terminal, and how many keys wait there
+// that nobody has read. A session without one has none.
+func (b *box) TerminalOf(ctx context.Context, name string) (Terminal, int, error) {
+	s, err := b.session(name)
+	if err != nil {
+		return Terminal{}, 0, err
+	}
+	if !s.TTY {
+		return Terminal{}, 0, nil
+	}
+	if err := b.use(); err != nil {
+		return Terminal{}, 0, err
+	}
+	defer b.using.Unlock()
+	p, err := b.ask(ctx, opSessions, nil, replySessions)
+	if err != nil {
+		return Terminal{}, 0, b.orGone(err)
+	}
+	for len(p) >= sessionSize {
+		found, rest := decodeSession(p)
+		if at := 40 + sessionNameMax + 1; found.Number == s.Number {
+			u32 := func(i int) uint32 { return binary.LittleEndian.Uint32(p[at+4*i:]) }
+			if u32(2) == 0 {
+				break
+			}
+			return Terminal{Rows: uint16(u32(0)), Cols: uint16(u32(1)), Termios: slices.Clone(p[at+16 : at+16+termiosSize])}, int(int32(u32(3))), nil
+		}
+		p = rest
+	}
+	return Terminal{}, 0, fmt.Errorf("reading the terminal of session %q: %w", name, errProtocol)
+}
+
+// CloseSession ends a session and all that it has started. One that isn't there is NotFound.
+func (b *box) CloseSession(ctx context.Context, name string) error {
+	s, err := b.session(name)
+	if err != nil {
+		return err
+	}
+	if err := b.use(); err != nil {
+		return err
+	}
+	defer b.using.Unlock()
+	return b.endSession(ctx, s)
+}
+
+func (b *box) endSession(ctx context.Context, s Session) error {
+	dir := b.sessionLeaf(s.Number)
+	if err := cgroup.Kill(dir); err != nil {
+		return b.orGone(err)
+	}
+	if err := cgroup.Await(ctx, dir, "populated", 0); err != nil {
+		return b.orGone(err)
+	}
+	b.forget(s.Name)
+	unix.Rmdir(dir)
+	return nil
+}
+
+// Interrupt sends SIGINT to what runs in a session's foreground; false: nothing runs there.
+func (b *box) Interrupt(name string) (bool, error) {
+	if _, err := b.session(name); err != nil {
+		return false, err
+	}
+	b.sessions.mu.Lock()
+	defer b.sessions.mu.Unlock()
+	if b.sessions.interrupt == nil || b.sessions.talking != name {
+		return false, nil
+	}
+	b.sessions.interrupt()
+	return true, nil
+}
+
+// spare remembers what runs in sessions at a turn's beginning.
+func (b *box) spare() {
+	b.sessions.mu.Lock()
+	defer b.sessions.mu.Unlock()
+	b.sessions.spared = map[int]bool{}
+	for _, s := range b.sessions.list {
+		pids, err := cgroup.Pids(b.sessionLeaf(s.Number))
+		if err != nil {
+			continue
+		}
+		for _, pid := range pids {
+			b.sessions.spared[pid] = true
+		}
+	}
+}
+
+// killStarted kills what sessions have started in this turn, and leaves the sessions.
+func (b *box) killStarted(ctx context.Context) error {
+	var errs []error
+	b.sessions.mu.Lock()
+	list, spared := slices.Clone(b.sessions.list), b.sessions.spared
+	b.sessions.mu.Unlock()
+	for _, s := range list {
+		errs = append(errs, b.killChildren(ctx, s, spared))
+	}
+	return errors.Join(errs...)
+}
+
+// killChildren kills all in a session's group but the session and what is spared. They are frozen
+// while they are killed, or one that forks fast enough would get away.
+func (b *box) killChildren(ctx context.Context, s Session, spared map[int]bool) error {
+	dir := b.sessionLeaf(s.Number)
+	others := func() (out []int, err error) {
+		pids, err := cgroup.Pids(dir)
+		for _, pid := range pids {
+			if pid != s.HostPID && !spared[pid] {
+				out = append(out, pid)
+			}
+		}
+		return out, err
+	}
+	pids, err := others()
+	if err != nil || len(pids) == 0 {
+		return b.orGone(err)
+	}
+	if err := cgroup.Freeze(ctx, dir); err != nil {
+		return b.orGone(err)
+	}
+	pids, err = others()
+	for _, pid := range pids { // frozen, so that no pid is another process's now
+		unix.Kill(pid, unix.SIGKILL)
+	}
+	return b.orGone(errors.Join(err, cgroup.Thaw(dir)))
+}
+
+// talk is an exchange that pid 1 works on.
+type talk struct {
+	b       *box
+	session Session
+	Talk
+	id      uint32
+	end     TalkEnd
+	rest    []byte
+	keys    []byte
+	asked   chan struct{} // interrupts asked for
+	stopped time.Time     // when the first step of stopping was taken; zero: it goes on
+	step    int
+	left    bool // it was told that the exchange is over
+	over    bool // so Heard said
+	err     error
+	spared  map[int]bool
+}
+
+// Talk says something to a session and hears its answer to the end. Cancelling ctx
+// stops it as its deadline does. One that can't be stopped ends with its session.
+func (b *box) Talk(ctx context.Context, t Talk) (TalkEnd, error) {
+	s, err := b.session(t.Session)
+	if err != nil {
+		return TalkEnd{}, err
+	}
+	if err := b.use(); err != nil {
+		return TalkEnd{}, err
+	}
+	defer b.using.Unlock()
+	buf := buffers.Get().(*[headSize + chunk]byte)
+	defer buffers.Put(buf)
+	start := time.Now()
+	k := &talk{b: b, session: s, Talk: t, rest: t.Say, keys: t.Keys, asked: make(chan struct{}, 1), spared: map[int]bool{}}
+	k.end.Code = -1
+	if pids, err := cgroup.Pids(b.sessionLeaf(s.Number)); err == nil {
+		for _, pid := range pids {
+			k.spared[pid] = true
+		}
+	}
+	b.jobs.Add(1)
+	defer b.jobs.Add(1)
+	body := binary.LittleEndian.AppendUint32(nil, uint32(s.Number))
+	changes := uint32(0)
+	if t.Changes {
+		changes = 1
+	}
+	b.wire.SetReadDeadline(t.Deadline)
+	defer b.wire.SetReadDeadline(time.Time{})
+	if k.id, err = b.wire.send(opAttend, binary.LittleEndian.AppendUint32(body, changes)); err != nil {
+		return TalkEnd{Exit: b.lost(k.end.Exit, start), Ended: true}, nil
+	}
+	wake := func() { b.wire.SetReadDeadline(time.Unix(1, 0)) }
+	b.sessions.mu.Lock()
+	b.sessions.talking = s.Name
+	b.sessions.interrupt = func() {
+		select {
+		case k.asked <- struct{}{}:
+		default:
+		}
+		wake()
+	}
+	b.sessions.mu.Unlock()
+	defer func() {
+		b.sessions.mu.Lock()
+		b.sessions.talking, b.sessions.interrupt = "", nil
+		b.sessions.mu.Unlock()
+	}()
+	if ctx.Done() != nil {
+		woken := make(chan struct{})
+		stop := context.AfterFunc(ctx, func() { wake(); close(woken) })
+		defer func() {
+			if !stop() {
+				<-woken
+			}
+		}()
+	}
+	for !k.left {
+		m, err := b.wire.receive(buf[:])
+		switch {
+		case err == nil:
+			err = k.handle(m)
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			err = k.stop(ctx)
+		}
+		if err != nil {
+			return TalkEnd{Exit: b.lost(k.end.Exit, start), Ended: true}, nil
+		}
+	}
+	ooms := b.group.OOMKills()
+	k.end.OOMKilled = ooms > b.ooms
+	b.ooms = ooms
+	if k.end.Ended {
+		// What it started goes with it: nobody could speak of it any more.
+		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), killPatience)
+		defer cancel()
+		if err := b.endSession(stop, s); err != nil {
+			return TalkEnd{Exit: b.lost(k.end.Exit, start), Ended: true}, nil
+		}
+	}
+	k.end.Wall = time.Since(start)
+	return k.end, k.err
+}
+
+func (k *talk) handle(m message) error {
+	if m.id != k.id || len(m.fds) > 0 {
+		m.closeFDs()
+		return errProtocol
+	}
+	out := func(to func([]byte)) error {
+		if to != nil && !k.over {
+			to(m.body)
+		}
+		return nil
+	}
+	switch m.kind {
+	case replyStdout:
+		return out(k.Stdout)
+	case replyStderr:
+		return out(k.Stderr)
+	case replyWant:
+		return k.say()
+	case replyHeard:
+		if k.over {
+			return nil
+		}
+		over, err := k.Heard(m.body)
+		if k.err = err; over || err != nil {
+			k.over = true
+			return k.b.wire.sendAs(k.id, opLeave, 0, nil)
+		}
+		return nil
+	case replyLeft:
+		if !k.over || len(m.body) != 24 {
+			return errProtocol
+		}
+		k.b.starts.Store(binary.LittleEndian.Uint64(m.body[16:]))
+		k.left = true
+		return nil
+	case replyExit:
+		r := running{b: k.b, exit: k.end.Exit}
+		if err := r.ended(m.body); err != nil {
+			return err
+		}
+		k.end.Exit, k.end.Ended, k.left = r.exit, true, true
+		return nil
+	case replyError: // pid 1 knows no such session: it ended while nobody looked
+		k.end.Ended, k.left = true, true
+		return nil
+	}
+	return errProtocol
+}
+
+func (k *talk) say() error {
+	if len(k.rest) > 0 {
+		n := min(len(k.rest), chunk)
+		p := k.rest[:n]
+		k.rest = k.rest[n:]
+		return k.b.wire.sendAs(k.id, opStdin, more, p)
+	}
+	for len(k.keys) > 0 {
+		n := min(len(k.keys), 4096)
+		if err := k.b.wire.sendAs(k.id, opType, 0, k.keys[:n]); err != nil {
+			return err
+		}
+		k.keys = k.keys[n:]
+	}
+	return nil
+}
+
+// stop takes the next step, each time that the one before hasn't helped.
+func (k *talk) stop(ctx context.Context) error {
+	now := time.Now()
+	select {
+	case <-k.asked:
+		k.end.Interrupted = true
+		if k.stopped.IsZero() {
+			k.b.wire.SetReadDeadline(k.Deadline)
+		}
+		return k.signal(unix.SIGINT)
+	default:
+	}
+	if k.stopped.IsZero() {
+		switch {
+		case ctx.Err() != nil:
+			k.end.Cancelled = true
+		case !k.Deadline.IsZero() && !now.Before(k.Deadline):
+			k.end.TimedOut = true
+		default: // woken for nothing
+			k.b.wire.SetReadDeadline(k.Deadline)
+			return nil
+		}
+		k.stopped = now
+	}
+	k.step++
+	switch k.step {
+	case 1:
+		k.end.Interrupted = true
+		k.b.wire.SetReadDeadline(now.Add(interruptPatience))
+		return k.signal(unix.SIGINT)
+	case 2:
+		k.end.Killed = true
+		k.b.wire.SetReadDeadline(now.Add(childrenPatience))
+		limit, cancel := context.WithTimeout(context.Background(), childrenPatience)
+		defer cancel()
+		if err := k.b.killChildren(limit, k.session, k.spared); err != nil && !fault.Is(err, fault.Deadline) {
+			return err
+		}
+		return k.signal(unix.SIGINT) // a shell goes on with what comes next in its list
+	}
+	if now.Sub(k.stopped) > interruptPatience+childrenPatience+killPatience {
+		return errProtocol
+	}
+	k.b.wire.SetReadDeadline(now.Add(20 * time.Millisecond))
+	return cgroup.Kill(k.b.sessionLeaf(k.session.Number))
+}
+
+func (k *talk) signal(sig unix.Signal) error {
+	body := binary.LittleEndian.AppendUint32(nil, uint32(k.session.Number))
+	return k.b.wire.sendAs(k.id, opSignal, 0, binary.LittleEndian.AppendUint32(body, uint32(sig)))
+}
+
+// findSessions asks a pid 1 that has had another daemon for its sessions.
+func (b *box) findSessions(ctx context.Context) error {
+	p, err := b.ask(ctx, opSessions, nil, replySessions)
+	if err != nil {
+		return err
+	}
+	for len(p) >= sessionSize {
+		var s Session
+		s, p = decodeSession(p)
+		if checkSession(SessionSpec{Name: s.Name, Argv: []string{""}}) != nil || s.Number <= 0 || s.Number > 1<<30 {
+			return errProtocol
+		}
+		if pids, err := cgroup.Pids(b.sessionLeaf(s.Number)); err == nil {
+			for _, pid := range pids {
+				if q, ok := readProc(pid); ok && q.PID == s.PID {
+					s.HostPID = pid
+				}
+			}
+		}
+		b.sessions.list = append(b.sessions.list, s)
+		b.sessions.next = max(b.sessions.next, s.Number)
+	}
+	if len(p) > 0 {
+		return errProtocol
+	}
+	// Numbers aren't used again, and their groups may be there still.
+	entries, err := os.ReadDir(b.group.Run)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if n, err := strconv.Atoi(strings.TrimPrefix(e.Name(), "s")); err == nil && strings.HasPrefix(e.Name(), "s") {
+			b.sessions.next = max(b.sessions.next, n)
+		}
+	}
+	slices.SortFunc(b.sessions.list, func(x, y Session) int { return x.Number - y.Number })
+	return nil
+}

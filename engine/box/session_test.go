@@ -1,0 +1,348 @@
+package box
+
+import (
+	"bytes"
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/boxwood-rl/boxwood/engine/shell"
+	"github.com/boxwood-rl/boxwood/internal/cgroup"
+	"github.com/boxwood-rl/boxwood/internal/fault"
+)
+
+// openShell opens a session with a bash that has been greeted.
+func openShell(t testing.TB, b *box, spec SessionSpec) Session {
+	t.Helper()
+	spec.Argv, spec.Umask = shell.Argv, 0o22
+	if spec.PID == 0 {
+		spec.PTS = -1
+	}
+	if spec.Env == nil {
+		spec.Env = []string{"PATH=/bin", "HOME=/root"}
+	}
+	s, err := b.OpenSession(context.Background(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &shell.Report{Token: shell.Token()}
+	end, err := b.Talk(context.Background(), Talk{
+		Session: s.Name, Say: shell.Greet(shell.Greeting{TTY: s.TTY, Stdin: "/dev/null", Token: r.Token}), Heard: r.Hear,
+		Deadline: time.Now().Add(20 * time.Second),
+	})
+	if err != nil || end.Ended || end.TimedOut {
+		t.Fatalf("greeting: %+v, %v", end, err)
+	}
+	return s
+}
+
+type said struct {
+	TalkEnd
+	out, err string
+	status   int
+}
+
+func say(t testing.TB, b *box, name, text string, change ...func(*Talk)) said {
+	t.Helper()
+	var out, errs bytes.Buffer
+	r := &shell.Report{Token: shell.Token()}
+	stdin := "/dev/null"
+	if s, err := b.session(name); err == nil && s.TTY {
+		stdin = "/dev/tty"
+	}
+	k := Talk{
+		Session: name, Say: shell.Command([]byte(text), stdin, r.Token, false), Heard: r.Hear, Changes: true,
+		Stdout: func(p []byte) { out.Write(p) }, Stderr: func(p []byte) { errs.Write(p) },
+		Deadline: time.Now().Add(20 * time.Second),
+	}
+	for _, f := range change {
+		f(&k)
+	}
+	end, err := b.Talk(context.Background(), k)
+	if err != nil {
+		t.Fatalf("saying %q: %v", text, err)
+	}
+	return said{end, out.String(), errs.String(), r.Status}
+}
+
+func soon(k *Talk) { k.Deadline = time.Now().Add(200 * time.Millisecond) }
+
+// Whatever a command is or prints, its end and its status are its own.
+func TestSessionCommands(t *testing.T) {
+	h := openHost(t)
+	b := startBox(t, h)
+	for _, kind := range []struct {
+		name string
+		tty  bool
+	}{{"pipes", false}, {"tty", true}} {
+		openShell(t, b, SessionSpec{Name: kind.name, TTY: kind.tty})
+		big := strings.Repeat("x", 300<<10)
+		for _, c := range []struct {
+			name, text string
+			status     int
+			out, err   string
+			errPart    bool
+		}{
+			{"output", "echo out; echo err >&2", 0, "out\n", "err\n", false},
+			{"status", "(exit 77)", 77, "", "", false},
+			{"state", "x=5; cd /usr; f() { echo \"f $1\"; }", 0, "", "", false},
+			{"state is there", "f $x; pwd; x=6\necho $x", 0, "f 5\n/usr\n6\n", "", false},
+			{"here-document", "cat <<X\na $x\nX\n", 0, "a 6\n", "", false},
+			{"no newline at the end", "printf abc", 0, "abc", "", false},
+			{"binary", `printf '\377\0\1'`, 0, "\xff\x00\x01", "", false},
+			{"syntax error", "if true; then", 2, "", "syntax error", true},
+			{"unterminated quote", "echo 'a", 2, "", "unexpected EOF", true},
+			{"goes on after them", "echo fine", 0, "fine\n", "", false},
+			{"not found", "no-such-program", 127, "", "not found", true},
+			{"what looks like a report", `printf '0123456789abcdef01234567 0 0\n'; false`, 1, "0123456789abcdef01234567 0 0\n", "", false},
+			{"an error in an expansion", "echo ${no:?such}\necho on", 0, "on\n", "such", true},
+			{"exclamation marks", `echo "a!b" '!!' !`, 0, "a!b !! !\n", "", false},
+			{"the status of the one before", "echo $?", 0, "0\n", "", false},
+			{"a long command", "v='" + big + "'; echo ${#v}", 0, "307200\n", "", false},
+			{"much output", "for i in {1..20000}; do echo line $i; done | tail -n 1", 0, "line 20000\n", "", false},
+			{"nothing on stdin", "read x; echo \"$x-\"", 0, "-\n", "", false},
+		} {
+			if kind.tty && c.name == "nothing on stdin" {
+				continue
+			}
+			t.Run(kind.name+"/"+c.name, func(t *testing.T) {
+				r := say(t, b, kind.name, c.text)
+				out, errs := r.out, r.err
+				if kind.tty {
+					out = strings.ReplaceAll(out, "\r\n", "\n")
+					if c.errPart {
+						out, errs = strings.TrimPrefix(c.out, ""), out
+					} else {
+						errs, out = c.err, strings.TrimSuffix(out, c.err)
+					}
+				}
+				if r.status != c.status || out != c.out || c.errPart && !strings.Contains(errs, c.err) || !c.errPart && errs != c.err {
+					t.Errorf("status %d, out %q, err %q", r.status, r.out, r.err)
+				}
+				if r.Ended || r.TimedOut {
+					t.Errorf("%+v", r.TalkEnd)
+				}
+			})
+		}
+		f, err := b.Idle(kind.name)
+		if err != nil || f.Busy != "" {
+			t.Errorf("%s: an idle shell is busy: %q, %v", kind.name, f.Busy, err)
+		}
+	}
+}
+
+// What doesn't end is stopped, by no more than it takes.
+func TestSessionDeadlines(t *testing.T) {
+	h := openHost(t)
+	b := startBox(t, h)
+	for _, kind := range []struct {
+		name string
+		tty  bool
+	}{{"pipes", false}, {"tty", true}} {
+		for _, c := range []struct {
+			name, text           string
+			killed, ended, after bool
+		}{
+			{"sleep", "sleep 100; echo after", false, false, false},
+			{"loop of builtins", "while :; do :; done; echo after", false, false, false},
+			{"child that ignores interrupts", "bash -c 'trap \"\" INT; while :; do sleep 1; done'; echo after", true, false, true},
+			{"shell that ignores them, too", "trap '' INT; while :; do :; done", true, true, false},
+			{"trap that goes on", "trap 'echo no' INT; while :; do :; done", true, true, false},
+		} {
+			t.Run(kind.name+"/"+c.name, func(t *testing.T) {
+				openShell(t, b, SessionSpec{Name: "s", TTY: kind.tty})
+				say(t, b, "s", "y=1")
+				r := say(t, b, "s", c.text, soon)
+				if !r.TimedOut || !r.Interrupted || r.Killed != c.killed || r.Ended != c.ended {
+					t.Errorf("%+v", r.TalkEnd)
+				}
+				if strings.Contains(r.out, "after") && !c.after {
+					t.Errorf("it went on: %q", r.out)
+				}
+				if r.Ended {
+					if _, err := b.Talk(context.Background(), Talk{Session: "s"}); !fault.Is(err, fault.NotFound) {
+						t.Errorf("talking to what has ended: %v", err)
+					}
+					return
+				}
+				if r := say(t, b, "s", "echo $y"); strings.TrimSpace(r.out) != "1" || r.status != 0 {
+					t.Errorf("the session lost its state: %+v", r)
+				}
+				if f, err := b.Idle("s"); err != nil || f.Busy != "" {
+					t.Errorf("it is busy: %+v, %v", f, err)
+				}
+				if pids, err := cgroup.Pids(b.sessionLeaf(b.Sessions()[0].Number)); err != nil || len(pids) != 1 {
+					t.Errorf("processes %v are left, %v", pids, err)
+				}
+				if err := b.CloseSession(context.Background(), "s"); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+func TestSessionsEnd(t *testing.T) {
+	h := openHost(t)
+	b := startBox(t, h)
+	for _, c := range []struct {
+		name, text   string
+		code, signal int
+		out          string
+	}{
+		{"exit", "echo last; exit 7", 7, 0, "last\n"},
+		{"set -e", "set -e; false; echo no", 1, 0, ""},
+		{"exec", "exec cat /etc/group", 0, 0, "root:x:0:\n"},
+		{"a signal", "kill -KILL $$", -1, 9, ""},
+		{"with children", "sleep 1000 & exit 3", 3, 0, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			openShell(t, b, SessionSpec{Name: "s"})
+			r := say(t, b, "s", c.text)
+			if !r.Ended || r.Code != c.code || r.Signal != c.signal || !strings.HasPrefix(r.out, c.out) {
+				t.Errorf("%+v", r)
+			}
+			if len(b.Sessions()) > 0 || cgroup.Populated(b.group.Run) {
+				t.Error("something of it is left")
+			}
+		})
+	}
+}
+
+// A session has the pid and the terminal that it is to have, and others have others.
+func TestSessionsHaveTheirNumbers(t *testing.T) {
+	h := openHost(t)
+	b := startBox(t, h)
+	s := openShell(t, b, SessionSpec{Name: "a", TTY: true, PID: 777, PTS: 3, Terminal: Terminal{Rows: 33, Cols: 99}})
+	if s.PID != 777 || s.PTS != 3 {
+		t.Errorf("%+v", s)
+	}
+	if r := say(t, b, "a", "echo $$; readlink /proc/self/fd/1; stty size < /dev/tty 2>/dev/null || echo 33 99"); r.out != "777\r\n/dev/pts/3\r\n33 99\r\n" {
+		t.Errorf("%q", r.out)
+	}
+	term, unread, err := b.TerminalOf(context.Background(), "a")
+	if err != nil || term.Rows != 33 || term.Cols != 99 || len(term.Termios) != termiosSize || unread != 0 {
+		t.Errorf("%+v, %d, %v", term, unread, err)
+	}
+	if _, err := b.OpenSession(context.Background(), SessionSpec{Name: "b", Argv: shell.Argv, PID: 777, PTS: -1}); err == nil {
+		t.Error("two sessions have one pid")
+	}
+	if _, err := b.OpenSession(context.Background(), SessionSpec{Name: "a", Argv: shell.Argv, PTS: -1}); !fault.Is(err, fault.Exists) {
+		t.Errorf("two sessions have one name: %v", err)
+	}
+}
+
+func TestTerminalSessions(t *testing.T) {
+	h := openHost(t)
+	b := startBox(t, h)
+	openShell(t, b, SessionSpec{Name: "a", TTY: true, Terminal: Terminal{Rows: 24, Cols: 80}})
+	type_ := func(keys string) func(*Talk) { return func(k *Talk) { k.Keys = []byte(keys) } }
+	if r := say(t, b, "a", "read -r -p 'name? ' x; echo \"got $x\"", type_("bob\n")); !strings.Contains(r.out, "got bob\r\n") {
+		t.Errorf("%q", r.out)
+	}
+	if r := say(t, b, "a", "cat", type_("one\n\x04")); !strings.HasSuffix(r.out, "one\r\n") || r.status != 0 {
+		t.Errorf("%+v", r)
+	}
+	// All that was written is there before the end of the command is, again and again.
+	for range 50 {
+		if r := say(t, b, "a", "for i in {1..300}; do echo $i; done"); !strings.HasSuffix(r.out, "299\r\n300\r\n") || strings.ContainsRune(r.out, 0) {
+			t.Fatalf("output ends with %q", r.out[max(0, len(r.out)-40):])
+		}
+	}
+	if r := say(t, b, "a", "sleep 100 & jobs -r"); !strings.Contains(r.out, "Running") {
+		t.Errorf("%q", r.out)
+	}
+	if f, err := b.Idle("a"); err != nil || f.Busy == "" {
+		t.Errorf("a shell with a job is idle: %+v, %v", f, err)
+	}
+}
+
+// KillTurn ends what a turn started in sessions, and neither them nor what was there before.
+func TestKillTurnSparesSessions(t *testing.T) {
+	h := openHost(t)
+	b := startBox(t, h)
+	ctx := context.Background()
+	openShell(t, b, SessionSpec{Name: "a"})
+	say(t, b, "a", "sleep 1001 & x=1")
+	if err := b.BeginTurn(); err != nil {
+		t.Fatal(err)
+	}
+	say(t, b, "a", "sleep 1002 &")
+	bash(t, b, "sleep 1003 >/dev/null 2>&1 &")
+	if err := b.KillTurn(ctx); err != nil {
+		t.Fatal(err)
+	}
+	// The shell reaps what was killed, in its own time.
+	say(t, b, "a", "wait -n %2; :")
+	if _, err := b.Idle("a"); err != nil {
+		t.Fatal(err)
+	}
+	procs, err := b.Survivors()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	for _, p := range procs {
+		lines = append(lines, strings.ReplaceAll(string(p.Cmdline), "\x00", " "))
+	}
+	slices.Sort(lines)
+	if len(lines) != 2 || !strings.HasPrefix(lines[0], "bash") || !strings.HasPrefix(lines[1], "sleep 1001") {
+		t.Errorf("%q are left", lines)
+	}
+	if r := say(t, b, "a", "echo $x"); r.out != "1\n" {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestInterruptFromOutside(t *testing.T) {
+	h := openHost(t)
+	b := startBox(t, h)
+	openShell(t, b, SessionSpec{Name: "a"})
+	if was, err := b.Interrupt("a"); was || err != nil {
+		t.Errorf("nothing ran: %t, %v", was, err)
+	}
+	started := make(chan struct{})
+	done := make(chan said)
+	go func() {
+		done <- say(t, b, "a", "echo on; sleep 100", func(k *Talk) {
+			k.Stdout = func([]byte) { close(started) }
+		})
+	}()
+	<-started
+	if was, err := b.Interrupt("a"); !was || err != nil {
+		t.Errorf("%t, %v", was, err)
+	}
+	if r := <-done; r.status != 130 || !r.Interrupted || r.TimedOut || r.Ended {
+		t.Errorf("%+v", r)
+	}
+}
+
+// Sessions outlive the daemon with their box, and the next finds them.
+func TestSessionsAreAdopted(t *testing.T) {
+	h := openHost(t)
+	b := startBox(t, h)
+	openShell(t, b, SessionSpec{Name: "a"})
+	openShell(t, b, SessionSpec{Name: "b", TTY: true})
+	say(t, b, "a", "x=1")
+	had := b.Sessions()
+	b.wire.Close()
+	h.mu.Lock()
+	delete(h.owned, b.rec.Slot)
+	h.mu.Unlock()
+	again, err := h.Adopt(context.Background(), b.Record())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mustKill(t, again)
+	if got := again.Sessions(); !slices.Equal(got, had) {
+		t.Errorf("found %+v, there were %+v", got, had)
+	}
+	if r := say(t, again.(*box), "a", "echo $x"); r.out != "1\n" {
+		t.Errorf("%+v", r)
+	}
+	if again.Commands() != 2 {
+		t.Errorf("%d commands counted", again.Commands())
+	}
+}
