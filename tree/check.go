@@ -24,7 +24,7 @@ func (s *Store) Check(ctx context.Context) (wrong []string, err error) {
 		return nil, err
 	}
 	defer unlock()
-	c := &checker{reader: reader{s.head.Txn(false), s.next}, log: s.log}
+	c := &checker{reader: reader{s.head.Txn(false), s.next, s.totals}, log: s.log}
 	for _, step := range []func() error{
 		func() error {
 			return same(c, treeRows, layoutTree, c.Trees(), func(t *Tree) string { return string(t.ID) })
@@ -298,6 +298,12 @@ func (c *checker) totals() {
 			c.say("%s are counted as %d, and there are %d", x.of, x.n, of[x.of])
 		}
 		delete(of, x.of)
+	}
+	for _, table := range counted {
+		if n := c.count(table, ""); n != of[table] {
+			c.say("%s are counted as %d, and there are %d", table, n, of[table])
+		}
+		delete(of, table)
 	}
 	for name, n := range of {
 		if n != 0 {

@@ -40,6 +40,11 @@ func load(log *disk) (*instant, error) {
 			return nil, err
 		}
 	}
+	var all totals
+	for i, table := range counted {
+		all[i] = l.counts[table]
+		delete(l.counts, table)
+	}
 	for of, n := range l.counts {
 		l.tx.insert(counts, &count{of, n})
 	}
@@ -53,7 +58,7 @@ func load(log *disk) (*instant, error) {
 		return nil, err
 	}
 	l.tx.txn.Commit()
-	return &instant{db.Snapshot(), last}, nil
+	return &instant{db.Snapshot(), last, all}, nil
 }
 
 type loader struct {

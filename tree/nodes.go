@@ -6,6 +6,8 @@ import (
 	"encoding/hex"
 	"fmt"
 	"iter"
+	"maps"
+	"time"
 	"unsafe"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -149,6 +151,26 @@ func (r nodeRow) node() *Node {
 	}
 	n.ID = ids.Node(ids.Text("nd_", r.id))
 	return n
+}
+
+// lean is what a reader would get of n, which is the caller's.
+func lean(n *Node) *Node {
+	c := *n
+	c.Action, c.Reasons, c.Effects = Action{}, nil, nil
+	c.Observation.Stdout, c.Observation.Stderr = nil, nil
+	c.Rewards, c.Labels = maps.Clone(n.Rewards), maps.Clone(n.Labels)
+	if len(c.Rewards) == 0 {
+		c.Rewards = nil
+	}
+	if len(c.Labels) == 0 {
+		c.Labels = nil
+	}
+	for _, t := range []*time.Time{&c.StartedAt, &c.EndedAt, &c.FrozenAt} {
+		if !t.IsZero() {
+			*t = time.Unix(0, t.UnixNano()).UTC()
+		}
+	}
+	return &c
 }
 
 // encodeNode leaves the id out: it is the row's key.

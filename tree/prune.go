@@ -145,7 +145,7 @@ func (tx *Tx) FinishProcessRemoval(gone []ids.Process) error {
 // oldest beyond MaxRemovals; the horizon is the last index forgotten.
 func (tx *Tx) remember(r removal) {
 	put(tx, removals, removalRows, string(binary.BigEndian.AppendUint64(nil, r.First)), &r, layoutRemoval)
-	tx.addOne(removals, len(r.Nodes))
+	tx.add(removals, "", len(r.Nodes))
 	for tx.count(removals, "") > tx.s.o.MaxRemovals {
 		var oldest *removal
 		for o := range scan[removal](tx.reader, removals, byID, nil) {
@@ -154,7 +154,7 @@ func (tx *Tx) remember(r removal) {
 		}
 		last := oldest.First + uint64(len(oldest.Nodes)) - 1
 		remove(tx, removals, removalRows, string(binary.BigEndian.AppendUint64(nil, oldest.First)), oldest)
-		tx.addOne(removals, -len(oldest.Nodes))
+		tx.add(removals, "", -len(oldest.Nodes))
 		tx.set(horizonKey, varint(last))
 		tx.insert(marks, &mark{horizon, last})
 	}

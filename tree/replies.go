@@ -39,7 +39,7 @@ func (tx *Tx) PutReply(r Reply) error {
 		return fault.New(fault.Exists, "key_reused", "the idempotency key %q was used for another request", r.Key).
 			WithHint("a new request needs a new key")
 	case !ok:
-		tx.addOne(replies, 1)
+		tx.add(replies, "", 1)
 	}
 	tx.step()
 	kept, err := decode(encode(&r, layoutReply), layoutReply)
@@ -69,7 +69,7 @@ func (tx *Tx) expire(max int) (removed int) {
 		remove(tx, replies, replyRows, r.Key, r)
 	}
 	if len(old) > 0 {
-		tx.addOne(replies, -len(old))
+		tx.add(replies, "", -len(old))
 	}
 	return len(old)
 }

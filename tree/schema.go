@@ -142,8 +142,8 @@ func removalSchema() *memdb.TableSchema {
 	)
 }
 
-// count is how many rows a table has, in all ("nodes") or of one tree
-// ("nodes/tr_..."). In memory only; made again at Open.
+// count is how many rows of a table a tree has ("nodes/tr_..."). In memory only;
+// made again at Open. Those of whole tables are totals.
 type count struct {
 	of string
 	n  int

@@ -75,6 +75,7 @@ type Store struct {
 	mu     sync.Mutex // held while a change's function runs
 	head   *memdb.MemDB
 	next   uint64 // index of the last write in head
+	totals totals // of head
 	open   *group // collects; nil if there is none
 	latest *group // that was opened last, maybe flushed long ago
 	// flushing: one goroutine flushes, and sees to it that what is open when it has
@@ -91,8 +92,9 @@ type Store struct {
 }
 
 type instant struct {
-	db    *memdb.MemDB
-	index uint64
+	db     *memdb.MemDB
+	index  uint64
+	totals totals
 }
 
 // group is what one flush makes durable.
@@ -103,6 +105,7 @@ type group struct {
 	txn    *memdb.Txn
 	batch  *pebble.Batch
 	events []Event
+	free   uint64        // bytes on the disk, at its first change
 	after  instant       // the store with it, once sealed
 	done   chan struct{} // closed when err is decided
 	err    error
@@ -128,7 +131,7 @@ func Open(dir string, o Options) (*Store, error) {
 		return nil, err
 	}
 	s.state.Store(now)
-	s.head, s.next = now.db.Snapshot(), now.index
+	s.head, s.next, s.totals = now.db.Snapshot(), now.index, now.totals
 	return s, nil
 }
 
@@ -212,7 +215,7 @@ func (s *Store) apply(ctx context.Context, f func(tx *Tx) error) (g *group, firs
 		s.open = &group{txn: s.head.Txn(true), batch: s.log.db.NewBatch(), done: make(chan struct{})}
 	}
 	g = s.open
-	tx := &Tx{reader: reader{g.txn, s.next}, s: s, now: s.o.Clock().UTC()}
+	tx := &Tx{reader: reader{g.txn, s.next, s.totals}, s: s, now: s.o.Clock().UTC()}
 	kept := false
 	defer func() { // also when f panics
 		if !kept {
@@ -226,12 +229,12 @@ func (s *Store) apply(ctx context.Context, f func(tx *Tx) error) (g *group, firs
 	if len(tx.ops) == 0 {
 		return nil, false, s.next, nil
 	}
-	if err := s.room(tx); err != nil {
+	if err := s.room(tx, g); err != nil {
 		return nil, false, 0, err
 	}
 	g.events = append(g.events, tx.newest()...)
 	kept = true
-	s.next, s.latest = tx.index, g
+	s.next, s.totals, s.latest = tx.index, tx.totals, g
 	for _, op := range tx.ops {
 		if op.value == nil {
 			_ = g.batch.Delete(op.key, nil)
@@ -246,17 +249,19 @@ func (s *Store) apply(ctx context.Context, f func(tx *Tx) error) (g *group, firs
 
 // room refuses a change on a nearly full disk. One that removes something may
 // use most of what is kept free: it is how space comes back.
-func (s *Store) room(tx *Tx) error {
+func (s *Store) room(tx *Tx, g *group) error {
 	need := s.o.MinFree
 	if tx.removes {
 		need /= 4
 	}
-	free := s.log.free()
-	if free >= need {
+	if g.batch.Empty() || g.free < need {
+		g.free = s.log.free() // asked once for a group
+	}
+	if g.free >= need {
 		return nil
 	}
 	return fault.New(fault.Exhausted, "disk_full",
-		"the disk of the state directory has %d bytes left, and %d must stay free", free, need).
+		"the disk of the state directory has %d bytes left, and %d must stay free", g.free, need).
 		WithHint("free some space; nothing needs to be started again").After(10 * time.Second)
 }
 
@@ -296,7 +301,7 @@ func (s *Store) seal() *group {
 		return nil
 	}
 	g.txn.Commit()
-	g.after = instant{s.head.Snapshot(), s.next}
+	g.after = instant{s.head.Snapshot(), s.next, s.totals}
 	return g
 }
 
@@ -316,7 +321,7 @@ func (s *Store) giveUp(g *group, cause error) {
 	g.err = s.failed
 	close(g.done)
 	now := s.state.Load()
-	s.head, s.next = now.db.Snapshot(), now.index
+	s.head, s.next, s.totals = now.db.Snapshot(), now.index, now.totals
 }
 
 func contextFault(err error) error {

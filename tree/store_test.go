@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"reflect"
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"golang.org/x/sys/unix"
@@ -422,4 +424,29 @@ func grow(t testing.TB, s *Store) *Tree {
 	mustNode(t, s, dead.ID)
 	mustUpdate(t, s, func(tx *Tx) error { _, err := tx.Prune(dead.ID, false); return err })
 	return tr
+}
+
+// If it fails, what AddNode gives differs from what the next reader gets.
+func TestAddedNodeIsAsRead(t *testing.T) {
+	s := mustOpen(t, "state", memory())
+	tr := mustTree(t, s)
+	for _, change := range []func(*Node){func(*Node) {}, func(n *Node) {
+		n.Labels, n.Rewards, n.StartedAt = map[string]string{}, map[string]float64{}, time.Time{}
+	}} {
+		var added *Node
+		mustUpdate(t, s, func(tx *Tx) error {
+			p, err := tx.Node(tr.Root)
+			if err != nil {
+				return err
+			}
+			n := typicalNode(p)
+			n.Rewards = map[string]float64{"pass": 1}
+			change(&n)
+			added, err = tx.AddNode(n)
+			return err
+		})
+		if got, err := s.View().Node(added.ID); err != nil || !reflect.DeepEqual(got, added) {
+			t.Fatalf("read\n%+v, %v, and added\n%+v", got, err, added)
+		}
+	}
 }

@@ -114,13 +114,11 @@ func (tx *Tx) undo() {
 
 // add counts rows of a table, in all and of a tree.
 func (tx *Tx) add(table string, tree ids.Tree, n int) {
-	tx.addOne(table, n)
-	if tree != "" {
-		tx.addOne(counter(table, string(tree)), n)
+	tx.totals[slices.Index(counted[:], table)] += n
+	if tree == "" {
+		return
 	}
-}
-
-func (tx *Tx) addOne(of string, n int) {
+	of := counter(table, string(tree))
 	old, _ := find[count](tx.reader, counts, byID, key(of))
 	if old != nil {
 		n += old.n
@@ -217,7 +215,8 @@ func (tx *Tx) AddNode(n Node) (*Node, error) {
 	}
 	tx.set(rowKey(detailRows, string(n.ID)), encode(&n, layoutDetail))
 	tx.add(nodes, t.ID, 1)
-	return tx.keepNode(&n, nil).node(), nil
+	tx.keepNode(&n, nil)
+	return lean(&n), nil
 }
 
 func (tx *Tx) nextOrdinal(parent ids.Node) int32 {

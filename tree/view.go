@@ -3,6 +3,7 @@ package tree
 import (
 	"errors"
 	"iter"
+	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/hashicorp/go-memdb"
@@ -20,7 +21,7 @@ type View struct {
 // View is the newest durable instant.
 func (s *Store) View() *View {
 	now := s.state.Load()
-	return &View{reader{now.db.Txn(false), now.index}, s}
+	return &View{reader{now.db.Txn(false), now.index, now.totals}, s}
 }
 
 // FullNode reads a node of the newest instant with all that its turn did.
@@ -29,8 +30,9 @@ func (s *Store) FullNode(id ids.Node) (*Node, error) { return s.View().FullNode(
 // reader has what View and Tx can both read. A look-up of what isn't there is
 // NotFound. Iterators may be left early; those of a Tx must not be held over its writes.
 type reader struct {
-	txn   *memdb.Txn
-	index uint64
+	txn    *memdb.Txn
+	index  uint64
+	totals totals
 }
 
 func find[T any](r reader, table, index string, key []byte) (*T, bool) {
@@ -168,18 +170,21 @@ func (r reader) TreeCount() int                  { return r.count(trees, "") }
 func (r reader) ImageCount() int                 { return r.count(images, "") }
 
 func (r reader) count(table, tree string) int {
+	if tree == "" {
+		return r.totals[slices.Index(counted[:], table)]
+	}
 	if c, ok := find[count](r, counts, byID, key(counter(table, tree))); ok {
 		return c.n
 	}
 	return 0
 }
 
-func counter(table, tree string) string {
-	if tree == "" {
-		return table
-	}
-	return table + "/" + tree
-}
+func counter(table, tree string) string { return table + "/" + tree }
+
+// totals are how many rows the tables have that are counted, in the order of counted.
+type totals [7]int
+
+var counted = [len(totals{})]string{trees, nodes, checkpoints, sandboxes, images, replies, removals}
 
 // FullNode is Node with action, output, effects and reasons, read from disk.
 func (v *View) FullNode(id ids.Node) (*Node, error) {

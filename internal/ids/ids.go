@@ -6,6 +6,7 @@
 package ids
 
 import (
+	"bufio"
 	"crypto/rand"
 	"strings"
 	"sync"
@@ -31,7 +32,7 @@ type (
 
 var (
 	mu      sync.Mutex
-	entropy = ulid.Monotonic(rand.Reader, 0)
+	entropy = ulid.Monotonic(bufio.NewReader(rand.Reader), 0) // ids are names, no secrets
 )
 
 func next(prefix string) string {
