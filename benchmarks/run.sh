@@ -2,7 +2,7 @@
 # run.sh NAME: measures a claim beside its baseline on a daemon of its own and
 # prints JSON lines {"bench","metric","value","unit","n","conditions"} on standard
 # output, everything else on standard error. LONG=1 is the thorough form.
-# Names: fork, turn, inspector. Needs root. A plot goes to benchmarks/out/ where matplotlib is.
+# Names: fork, turn, inspector, tree. Needs root. A plot goes to benchmarks/out/ where matplotlib is.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/.." && pwd)
@@ -10,8 +10,9 @@ name=${1:-}
 case $name in
 fork | turn) ;;
 inspector) exec "$here/inspector.sh" ;; # it needs no daemon
+tree) exec "$here/tree.sh" ;;           # nor does this
 *)
-  echo "usage: run.sh fork|turn|inspector" >&2
+  echo "usage: run.sh fork|turn|inspector|tree" >&2
   exit 2
   ;;
 esac

@@ -185,3 +185,27 @@ func shapeTree(t testing.TB, s *Store, tr *Tree, shape string) ids.Node {
 	})
 	return at
 }
+
+// BenchmarkPrune removes a chain of 100,000 nodes in one change, beside another.
+func BenchmarkPrune(b *testing.B) {
+	s := mustOpen(b, benchDir(b), Options{})
+	for b.Loop() {
+		b.StopTimer()
+		tr := mustTree(b, s)
+		top := mustNode(b, s, tr.Root)
+		for range 100 {
+			mustUpdate(b, s, func(tx *Tx) error {
+				p := top
+				for range 1000 {
+					var err error
+					if p, err = tx.AddNode(typicalNode(p)); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		}
+		b.StartTimer()
+		mustPrune(b, s, top.ID, true)
+	}
+}

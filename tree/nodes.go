@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"slices"
 	"time"
 	"unsafe"
 
@@ -358,11 +359,26 @@ func (tx *Tx) keepNode(n, old *Node) nodeRow {
 	return row
 }
 
-func (tx *Tx) dropNode(n *Node) {
-	f := refsOf(n)
-	tx.set(rowKey(nodeRows, string(n.ID)), nil)
-	nodeTable.drop(tx, f.id[:])
-	tx.reindex(f, nil)
+// dropNodes takes many out at once: each page is written once.
+func (tx *Tx) dropNodes(gone []*Node) {
+	keys := make([][]byte, len(gone))
+	var in [len(refsKeys{})][][]byte
+	for i, n := range gone {
+		tx.set(rowKey(nodeRows, string(n.ID)), nil)
+		f := refsOf(n)
+		keys[i] = f.id[:]
+		for j, k := range f.keys() {
+			if k != nil {
+				in[j] = append(in[j], k)
+			}
+		}
+	}
+	slices.SortFunc(keys, bytes.Compare)
+	nodeTable.drop(tx, keys...)
+	for j, ks := range in {
+		slices.SortFunc(ks, bytes.Compare)
+		nodeIndexes[j].drop(tx, ks...)
+	}
 }
 
 // reindex takes a node from where it was and puts it where it is.

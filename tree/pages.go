@@ -171,34 +171,41 @@ func (t paged[V]) run(keys []byte, vals []V, upto []byte) *page[V] {
 	return p
 }
 
-// drop takes a key out; one that isn't there is an error of the caller's.
-func (t paged[V]) drop(tx *Tx, key []byte) {
-	pages := t.from(tx.reader, key)
-	p := pages()
-	if p == nil {
-		panic("a key that is in no page")
-	}
-	i, there := t.search(p, key)
-	if !there {
-		panic("a key that is in no page")
-	}
-	n := len(p.vals) - 1
-	q := &page[V]{p.upto, make([]byte, 0, n*t.size), make([]V, 0, n)}
-	q.keys = append(append(q.keys, p.keys[:i*t.size]...), p.keys[(i+1)*t.size:]...)
-	q.vals = append(append(q.vals, p.vals[:i]...), p.vals[i+1:]...)
-	if n == 0 {
-		tx.replace(t.name, p, nil)
-		return
-	}
-	// What is left of a page goes to the next one, or pages would never go away.
-	if n <= pageSize/4 {
-		if after := pages(); after != nil && n+len(after.vals) <= pageSize*3/4 {
-			tx.replace(t.name, p, nil)
-			tx.replace(t.name, after, &page[V]{after.upto, slices.Concat(q.keys, after.keys), slices.Concat(q.vals, after.vals)})
-			return
+// drop takes keys out, in order, so that each page is written once. One that isn't there is an
+// error of the caller's.
+func (t paged[V]) drop(tx *Tx, keys ...[]byte) {
+	for len(keys) > 0 {
+		pages := t.from(tx.reader, keys[0])
+		p := pages()
+		if p == nil {
+			panic("a key that is in no page")
 		}
+		q := &page[V]{p.upto, make([]byte, 0, len(p.keys)), make([]V, 0, len(p.vals))}
+		from := 0
+		for len(keys) > 0 && bytes.Compare(keys[0], p.upto) <= 0 {
+			i, there := t.search(p, keys[0])
+			if !there {
+				panic("a key that is in no page")
+			}
+			q.keys, q.vals = append(q.keys, p.keys[from*t.size:i*t.size]...), append(q.vals, p.vals[from:i]...)
+			from, keys = i+1, keys[1:]
+		}
+		q.keys, q.vals = append(q.keys, p.keys[from*t.size:]...), append(q.vals, p.vals[from:]...)
+		n := len(q.vals)
+		if n == 0 {
+			tx.replace(t.name, p, nil)
+			continue
+		}
+		// What is left of a page goes to the next one, or pages would never go away.
+		if n <= pageSize/4 {
+			if after := pages(); after != nil && n+len(after.vals) <= pageSize*3/4 {
+				tx.replace(t.name, p, nil)
+				tx.replace(t.name, after, &page[V]{after.upto, slices.Concat(q.keys, after.keys), slices.Concat(q.vals, after.vals)})
+				continue
+			}
+		}
+		tx.replace(t.name, p, t.run(q.keys, q.vals, p.upto))
 	}
-	tx.replace(t.name, p, q)
 }
 
 // fill makes pages of keys in order, back to back, in an empty table.

@@ -58,8 +58,9 @@ func (tx *Tx) Prune(id ids.Node, keepNode bool) (*Pruned, error) {
 	p := &Pruned{}
 	tx.pruned = append(tx.pruned, p)
 	gone := removal{First: tx.index + 1, Tree: string(t.ID)}
+	tx.dropNodes(doomed)
 	for _, n := range doomed {
-		tx.removeNode(n)
+		tx.removed(n)
 		p.Nodes = append(p.Nodes, n.ID)
 		gone.Nodes = append(gone.Nodes, string(n.ID))
 	}
@@ -103,8 +104,7 @@ func (tx *Tx) free(n *Node) error {
 	return nil
 }
 
-func (tx *Tx) removeNode(n *Node) {
-	tx.dropNode(n)
+func (tx *Tx) removed(n *Node) {
 	tx.set(rowKey(detailRows, string(n.ID)), nil)
 	tx.events = append(tx.events, Event{Index: tx.step(), tree: n.Tree, node: n.ID, Removed: n.ID})
 	if n.Checkpoint != "" {
