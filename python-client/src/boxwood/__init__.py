@@ -13,7 +13,8 @@ The words are those of the engine: a *turn* runs in a *sandbox* and becomes a
 `boxwood.errors` for the exceptions.
 """
 
-from . import aio
+from . import aio, stats
+from ._draw import Drawing
 from ._local import local
 from ._version import __version__
 from .client import Client, connect
@@ -93,6 +94,7 @@ __all__ = [
     "ConnectionFailed",
     "DataLoss",
     "DeadlineExceeded",
+    "Drawing",
     "Effect",
     "EffectKind",
     "Evaluation",
@@ -136,4 +138,5 @@ __all__ = [
     "annotation",
     "connect",
     "local",
+    "stats",
 ]

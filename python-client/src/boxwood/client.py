@@ -8,7 +8,7 @@ import warnings
 import weakref
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from . import _wire, errors, grading
 from . import node as nodes
@@ -27,6 +27,8 @@ from .sandbox import Sandbox
 from .tree import Tree
 
 if TYPE_CHECKING:
+    import pandas
+    import polars
     import pyarrow
 
 SetupStep: TypeAlias = "str | File | tuple[str, bytes]"
@@ -374,18 +376,36 @@ class Client:
         reply = self._caller.unary("ListTables", pb.ListTablesRequest())
         return [_wire.table(m) for m in reply.tables]
 
-    def stats(self, table: str, *, tree: Tree | str | None = None) -> pyarrow.Table:
-        """Reads a statistics table.
+    @overload
+    def stats(
+        self, table: str, *, tree: Tree | str | None = None, to: Literal["arrow"] = "arrow"
+    ) -> pyarrow.Table: ...
+
+    @overload
+    def stats(
+        self, table: str, *, tree: Tree | str | None = None, to: Literal["polars"]
+    ) -> polars.DataFrame: ...
+
+    @overload
+    def stats(
+        self, table: str, *, tree: Tree | str | None = None, to: Literal["pandas"]
+    ) -> pandas.DataFrame: ...
+
+    def stats(self, table: str, *, tree: Tree | str | None = None, to: _stats.Form = "arrow") -> _stats.Frame:
+        """Reads a statistics table; `boxwood.stats` has what one asks of them first.
 
         Args:
             table: Its name, one of `tables()`.
             tree: Only rows of this tree.
+            to: What to make of it: "arrow" a `pyarrow.Table`, "polars" a `polars.DataFrame`
+                (which needs no pyarrow), "pandas" a `pandas.DataFrame`.
 
         Raises:
-            Unsupported: pyarrow is missing.
+            NotFound: There is no such table.
+            Unsupported: The library is missing.
         """
-        _stats.arrow()
-        return consume(self.stats_chunks(table, tree=tree), _stats.table)
+        _stats.check(to)
+        return consume(self.stats_chunks(table, tree=tree), lambda chunks: _stats.table(chunks, to))
 
     def stats_reader(self, table: str, *, tree: Tree | str | None = None) -> pyarrow.RecordBatchReader:
         """As `stats`, batch by batch as they come."""

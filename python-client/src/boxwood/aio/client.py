@@ -7,7 +7,7 @@ import warnings
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from .. import _wire, errors, grading
 from .. import stats as _stats
@@ -27,6 +27,8 @@ from .sandbox import Sandbox
 from .tree import Tree
 
 if TYPE_CHECKING:
+    import pandas
+    import polars
     import pyarrow
 
 SetupStep: TypeAlias = "str | File | tuple[str, bytes]"
@@ -378,18 +380,38 @@ class Client:
         reply = await self._caller.unary("ListTables", pb.ListTablesRequest())
         return [_wire.table(m) for m in reply.tables]
 
-    async def stats(self, table: str, *, tree: Tree | str | None = None) -> pyarrow.Table:
-        """Reads a statistics table.
+    @overload
+    async def stats(
+        self, table: str, *, tree: Tree | str | None = None, to: Literal["arrow"] = "arrow"
+    ) -> pyarrow.Table: ...
+
+    @overload
+    async def stats(
+        self, table: str, *, tree: Tree | str | None = None, to: Literal["polars"]
+    ) -> polars.DataFrame: ...
+
+    @overload
+    async def stats(
+        self, table: str, *, tree: Tree | str | None = None, to: Literal["pandas"]
+    ) -> pandas.DataFrame: ...
+
+    async def stats(
+        self, table: str, *, tree: Tree | str | None = None, to: _stats.Form = "arrow"
+    ) -> _stats.Frame:
+        """Reads a statistics table; `boxwood.stats` has what one asks of them first.
 
         Args:
             table: Its name, one of `tables()`.
             tree: Only rows of this tree.
+            to: What to make of it: "arrow" a `pyarrow.Table`, "polars" a `polars.DataFrame`
+                (which needs no pyarrow), "pandas" a `pandas.DataFrame`.
 
         Raises:
-            Unsupported: pyarrow is missing.
+            NotFound: There is no such table.
+            Unsupported: The library is missing.
         """
-        _stats.arrow()
-        return await consume(self.stats_chunks(table, tree=tree), _stats.table)
+        _stats.check(to)
+        return await consume(self.stats_chunks(table, tree=tree), lambda chunks: _stats.table(chunks, to))
 
     async def stats_reader(self, table: str, *, tree: Tree | str | None = None) -> pyarrow.RecordBatchReader:
         """As `stats`, batch by batch as they come."""

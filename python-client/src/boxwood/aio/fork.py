@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from .._draw import table
 from ..errors import ForkError
 from .sandbox import Sandbox
 
@@ -36,6 +37,13 @@ class Children(list["Sandbox | ForkError"]):
         sandboxes = [s for s in self.ready if not s.released]
         if sandboxes and self._client is not None:
             await self._client.release(sandboxes)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (str(n), f"{child.id} at {child.head_id}" if isinstance(child, Sandbox) else f"failed: {child}")
+            for n, child in enumerate(self)
+        ]
+        return table(repr(self).strip("<>"), rows)
 
     async def __aenter__(self) -> Children:
         return self

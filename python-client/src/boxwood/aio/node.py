@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .. import _wire
+from .._draw import table
 from .._proto import boxwood_pb2 as pb
 from ..grading import Evaluation, Grader
 from ..records import (
@@ -133,6 +134,21 @@ class Node:
         return (
             f"<Node {self.id} depth {self.depth} {what!r}, verdict {self.verdict}, {self.capture}{rewards}>"
         )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("action", self.action.text[:400]),
+            ("turn", "" if self.is_root else f"{self.turn_status}, exit {self.observation.exit_code}"),
+            ("output", self.observation.stdout.text[:2000]),
+            ("errors", self.observation.stderr.text[:2000]),
+            ("verdict", "" if self.is_root else str(self.verdict)),
+            ("effects", "\n".join(str(effect) for effect in self.effects[:20])),
+            ("capture", f"{self.capture} {self.withheld_reason}".strip()),
+            ("rewards", ", ".join(f"{k} {v:g}" for k, v in sorted(self.rewards.items()))),
+            ("value", f"{self.value:g} of {self.visits} visits" if self.visits else ""),
+            ("labels", ", ".join(f"{k}={v}" for k, v in sorted(self.labels.items()))),
+        ]
+        return table(f"Node {self.id}, depth {self.depth}", rows)
 
     @property
     def is_root(self) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from .. import errors
 from .._channel import new_key
+from .._draw import Drawing, table
 from .._proto import boxwood_pb2 as pb
 from ..records import CaptureStatus, Verdict
 from . import node as nodes
@@ -199,6 +200,25 @@ class Tree:
             indent += "   " if last else "│  "
             stack.extend((child, indent, number == 0) for number, child in enumerate(reversed(children)))
         return "\n".join(lines)
+
+    async def plot(self, *, under: Node | str | None = None) -> Drawing:
+        """Draws it: a `Drawing`, which a notebook shows, and which can be saved as SVG or for Graphviz.
+
+        Args:
+            under: Only this node and what lies below it.
+        """
+        return Drawing(self.id, [node async for node in self.nodes(under=under)])
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("root", self.root_id),
+            ("image", self.image),
+            ("nodes", self.node_count),
+            ("checkpoints", self.checkpoint_count),
+            ("labels", ", ".join(f"{k}={v}" for k, v in sorted(self.labels.items()))),
+            ("state", "closed" if self.closed else "open"),
+        ]
+        return table(f"Tree {self.id}, as it was when it was read", rows)
 
     async def close(self) -> None:
         """Releases its sandboxes and refuses new work on it; its nodes stay readable. Again: does nothing."""

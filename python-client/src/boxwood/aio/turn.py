@@ -60,6 +60,9 @@ class Turn(Observed):
         ms = self.timings.total * 1e3
         return f"<Turn {self.node.id or 'scratch'} {how}, verdict {self.verdict}, {ms:.1f} ms>"
 
+    def _repr_html_(self) -> str:
+        return self.node._repr_html_()
+
 
 class Relay:
     """Hands output on to the callbacks, each byte at most once over retries of a call."""
