@@ -7,6 +7,7 @@ import (
 
 	"github.com/boxwood-rl/boxwood/engine/pool"
 	"github.com/boxwood-rl/boxwood/engine/stats"
+	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/sched"
@@ -52,6 +53,9 @@ func (e *Engine) capture(ctx context.Context, s *sandbox, b *body, n *tree.Node,
 	if err == nil {
 		row.Checkpoint, row.Bytes, row.Outcome = ck.ID, ck.Bytes, stats.OK
 		_, err = e.Store.Update(ctx, func(tx *tree.Tx) error {
+			if err := failpoint.Hit("snapshot finished"); err != nil {
+				return err
+			}
 			if state != nil {
 				if err := tx.PutProcess(*state); err != nil {
 					return err
@@ -63,6 +67,7 @@ func (e *Engine) capture(ctx context.Context, s *sandbox, b *body, n *tree.Node,
 			s.mu.Lock()
 			b.checkpoint = ck
 			s.mu.Unlock()
+			_ = failpoint.Hit("capture recorded") // nothing is left that could fail
 			e.Stats.Capture(row)
 			return nil
 		}
@@ -105,10 +110,16 @@ func (e *Engine) captureBoth(ctx context.Context, b *body, n *tree.Node, row *st
 		}
 	}()
 	began := time.Now()
+	if err := failpoint.Hit("capture begun"); err != nil {
+		return nil, nil, time.Time{}, err
+	}
 	if err := e.Pool.Flush(ctx, b.gen); err != nil {
 		return nil, nil, time.Time{}, fmt.Errorf("flushing: %w", err)
 	}
 	row.Flush = time.Since(began)
+	if err := failpoint.Hit("capture flushed"); err != nil {
+		return nil, nil, time.Time{}, err
+	}
 
 	id := ids.NewSnapshot()
 	frozenAt := time.Now()
@@ -154,6 +165,9 @@ func (e *Engine) snapshotFrozen(ctx context.Context, b *body, half saving, id id
 			e.log.Error("thawing a box", "generation", b.gen, "error", err)
 		}
 	}()
+	if err := failpoint.Hit("capture frozen"); err != nil {
+		return nil, err
+	}
 	if err := half.freeze(ctx); err != nil {
 		return nil, err
 	}

@@ -128,11 +128,13 @@ type Engine struct {
 	removals *sched.Runner // kills of released boxes, removal of file state
 	setups   flights       // set-ups being run, by digest
 	images   sync.Mutex    // one import or removal at a time
+	imports  sync.RWMutex  // of trees: no image is removed meanwhile
 
 	mu        sync.Mutex
 	sandboxes map[ids.Sandbox]*sandbox
 	turns     map[ids.Turn]*turn
 	pending   map[ids.Node]*sched.Job // captures not yet decided
+	held      map[string]int          // snapshots and process states that are being read
 	reserved  int                     // sandboxes being made
 	closing   bool
 	settled   chan struct{} // closed when closing and nothing is reserved
@@ -161,6 +163,7 @@ func New(ctx context.Context, parts Parts, cfg Config) (*Engine, error) {
 		sandboxes: map[ids.Sandbox]*sandbox{},
 		turns:     map[ids.Turn]*turn{},
 		pending:   map[ids.Node]*sched.Job{},
+		held:      map[string]int{},
 		settled:   make(chan struct{}),
 	}
 	e.spares = newSpares(e)

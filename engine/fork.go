@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"strconv"
 	"sync"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/boxwood-rl/boxwood/engine/pool"
 	"github.com/boxwood-rl/boxwood/engine/stats"
 	"github.com/boxwood-rl/boxwood/inspector"
+	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/tree"
@@ -209,11 +211,7 @@ func (e *Engine) Fork(ctx context.Context, arrived time.Time, wants []Want, o Fo
 
 // deliver brings a child into the world.
 func (e *Engine) deliver(ctx context.Context, b *birth, o ForkOptions) Child {
-	err := e.bear(ctx, b, o)
-	var s *sandbox
-	if err == nil {
-		s, err = e.enlist(ctx, b)
-	}
+	s, err := e.raise(ctx, b, o)
 	c := Child{Want: b.want, Child: b.child, Err: err}
 	if err != nil {
 		e.miscarry(b)
@@ -224,6 +222,28 @@ func (e *Engine) deliver(ctx context.Context, b *birth, o ForkOptions) Child {
 	c.Sandbox = s.describe()
 	b.row.Outcome = stats.OK
 	return c
+}
+
+// raise bears a child and enlists it. A defect on the way is that child's failure
+// (law 1); what there is of it is found by the next start.
+func (e *Engine) raise(ctx context.Context, b *birth, o ForkOptions) (s *sandbox, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			e.log.Error("making a child panicked", "sandbox", b.rec.ID, "panic", p, "stack", string(debug.Stack()))
+			s, err = nil, fault.New(fault.Internal, "panic", "a defect in the daemon ended the making of this child").
+				WithHint("the daemon's log has the details under %s", b.rec.ID)
+			e.mu.Lock()
+			delete(e.sandboxes, b.rec.ID)
+			e.mu.Unlock()
+			if b.body != nil {
+				e.bury(b.body)
+			}
+		}
+	}()
+	if err := e.bear(ctx, b, o); err != nil {
+		return nil, err
+	}
+	return e.enlist(ctx, b)
 }
 
 // miscarry ends the spare of a birth that didn't come to take it.
@@ -313,6 +333,7 @@ func (e *Engine) recordBirths(ctx context.Context, births []*birth) error {
 	if err != nil {
 		return fmt.Errorf("recording sandboxes: %w", err)
 	}
+	_ = failpoint.Hit("fork recorded") // like a failure of the disk, it has nobody to go to
 	e.recording.Go(func() {
 		if err := done(); err != nil { // the store takes nothing any more, and says so to all
 			e.log.Error("recording sandboxes", "error", err)
@@ -351,10 +372,17 @@ func (e *Engine) materialise(ctx context.Context, b *birth) error {
 		}
 	}
 	made.box.SetSeed(b.seed)
-	watch, err := e.watch(made.box, made.upper, b.point.checkpoint)
+	err := failpoint.Hit("fork started")
+	var watch inspector.Watch
+	if err == nil {
+		watch, err = e.watch(made.box, made.upper, b.point.checkpoint)
+	}
 	if err == nil {
 		made.watch, made.checkpoint = watch, b.point.checkpoint // a spare's may be another tree's over the same snapshot
 		err = e.writeBirth(made, b.rec)
+	}
+	if err == nil {
+		err = failpoint.Hit("birth written")
 	}
 	if err != nil {
 		if terr := e.tearDown(context.WithoutCancel(ctx), made); terr != nil {
@@ -389,6 +417,9 @@ func (e *Engine) embody(ctx context.Context, ck *tree.Checkpoint, state *tree.Pr
 			e.log.Error("releasing a clone", "generation", gen, "error", uerr)
 		}
 	}()
+	if err := failpoint.Hit("fork cloned"); err != nil {
+		return nil, err
+	}
 	if err := take(ctx, e.attaches, ck.Node); err != nil {
 		return nil, err
 	}
@@ -443,6 +474,9 @@ func (e *Engine) enlist(ctx context.Context, b *birth) (*sandbox, error) {
 	e.sandboxes[s.id] = s
 	e.mu.Unlock()
 	t, err := e.Store.View().Tree(s.tree)
+	if err == nil {
+		err = failpoint.Hit("fork enlisted")
+	}
 	if err == nil && t.Closed {
 		err = errClosed(t.ID)
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/boxwood-rl/boxwood/engine/image"
+	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/tree"
@@ -23,6 +24,9 @@ func (e *Engine) ImportImage(ctx context.Context, path, name string, progress fu
 	}
 	fresh := true
 	_, err = e.Store.Update(ctx, func(tx *tree.Tx) error {
+		if err := failpoint.Hit("image unpacked"); err != nil {
+			return err
+		}
 		known, err := tx.Image(string(r.Image.Digest))
 		if err == nil {
 			fresh = false
@@ -39,8 +43,11 @@ func (e *Engine) ImportImage(ctx context.Context, path, name string, progress fu
 		return tx.PutImage(r.Image)
 	})
 	if err != nil {
+		e.removeSnapshot(r.NewBase)
+		e.removeStrayLayers(context.WithoutCancel(ctx))
 		return nil, fmt.Errorf("recording image %s: %w", r.Image.Digest, err)
 	}
+	_ = failpoint.Hit("image recorded")
 	if !fresh && r.NewBase != r.Image.Base {
 		e.removeSnapshot(r.NewBase)
 	}
@@ -77,6 +84,8 @@ func union(a, b []string) []string {
 func (e *Engine) RemoveImage(ctx context.Context, ref string) (freed int64, err error) {
 	e.images.Lock()
 	defer e.images.Unlock()
+	e.imports.Lock()
+	defer e.imports.Unlock()
 	var gone *tree.Image
 	shared := map[ids.Layer]bool{}
 	_, err = e.Store.Update(ctx, func(tx *tree.Tx) error {
@@ -93,6 +102,9 @@ func (e *Engine) RemoveImage(ctx context.Context, ref string) (freed int64, err 
 		return tx.DeleteImage(gone.Digest)
 	})
 	if err != nil {
+		return 0, err
+	}
+	if err := failpoint.Hit("image removed"); err != nil {
 		return 0, err
 	}
 	if err := e.spares.dropAll(ctx); err != nil { // they lie on layers

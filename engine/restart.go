@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/tree"
@@ -38,8 +39,14 @@ func (e *Engine) reconcile(ctx context.Context) error {
 		adopted[rec.Generation] = true
 		recapture[s.head] = s
 	}
+	if err := failpoint.Hit("restart adopted"); err != nil {
+		return err
+	}
 	if _, err := e.Boxes.Sweep(ctx); err != nil {
 		e.log.Error("ending boxes of the last run", "error", err)
+	}
+	if err := failpoint.Hit("restart swept"); err != nil {
+		return err
 	}
 	var withheld []ids.Node
 	var again []*tree.Node
@@ -68,6 +75,9 @@ func (e *Engine) reconcile(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("reconciling the pool: %w", err)
 	}
+	if err := failpoint.Hit("restart pool"); err != nil {
+		return err
+	}
 	_, err = e.Store.Update(ctx, func(tx *tree.Tx) error {
 		for _, id := range withheld {
 			if err := tx.SetWithheld(id, "capture lost: the daemon ended before it was made"); err != nil {
@@ -83,6 +93,9 @@ func (e *Engine) reconcile(ctx context.Context) error {
 	})
 	if err != nil {
 		return fmt.Errorf("recording what the restart found: %w", err)
+	}
+	if err := failpoint.Hit("restart recorded"); err != nil {
+		return err
 	}
 	e.removeCondemned(ctx)
 	e.removeStrayLayers(ctx)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/tree"
@@ -20,7 +21,22 @@ func (e *Engine) Rollback(ctx context.Context, id ids.Sandbox, to ids.Node, comm
 	if _, err := s.acquire(ctx, 0); err != nil {
 		return Sandbox{}, err
 	}
-	defer s.releaseSlot()
+	done := false
+	defer func() {
+		if done {
+			s.releaseSlot()
+		} else { // by a panic: it may stand at either node
+			s.abort(e)
+		}
+	}()
+	out, err := e.rollback(ctx, s, to, commit)
+	done = true
+	return out, err
+}
+
+// rollback is Rollback of a sandbox whose slot the caller has.
+func (e *Engine) rollback(ctx context.Context, s *sandbox, to ids.Node, commit func(*tree.Tx, Sandbox) error) (Sandbox, error) {
+	id := s.id
 	s.renew(0)
 	p, err := e.forkPoint(ctx, Want{Node: to})
 	if err != nil {
@@ -46,6 +62,9 @@ func (e *Engine) Rollback(ctx context.Context, id ids.Sandbox, to ids.Node, comm
 	s.body, s.head, s.capture = b.body, to, nil
 	s.mu.Unlock()
 	_, err = e.Store.Update(context.WithoutCancel(ctx), func(tx *tree.Tx) error {
+		if err := failpoint.Hit("rollback made"); err != nil {
+			return err
+		}
 		if _, err := tx.Node(to); err != nil {
 			return err
 		}
@@ -64,6 +83,7 @@ func (e *Engine) Rollback(ctx context.Context, id ids.Sandbox, to ids.Node, comm
 		e.bury(b.body)
 		return Sandbox{}, fmt.Errorf("recording the rollback of sandbox %s: %w", id, err)
 	}
+	_ = failpoint.Hit("rollback recorded") // it is there: nothing is left that could fail
 	e.bury(old)
 	return s.describe(), nil
 }

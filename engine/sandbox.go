@@ -12,6 +12,7 @@ import (
 	"github.com/boxwood-rl/boxwood/engine/box"
 	"github.com/boxwood-rl/boxwood/engine/pool"
 	"github.com/boxwood-rl/boxwood/inspector"
+	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/sched"
@@ -120,6 +121,36 @@ func (s *sandbox) waitSlot(ctx context.Context, wait time.Duration) error {
 }
 
 func (s *sandbox) releaseSlot() { <-s.slot }
+
+// abort ends a sandbox in which a defect of ours ended a call half-way, and gives
+// up the slot, which the caller has. A node that the call has recorded gets no
+// capture any more.
+func (s *sandbox) abort(e *Engine) {
+	defer s.releaseSlot()
+	ctx := context.Background()
+	if err := e.drop(ctx, s, "lost by a defect"); err != nil {
+		e.log.Error("ending a sandbox after a panic", "sandbox", s.id, "error", err)
+	}
+	_, err := e.Store.Update(ctx, func(tx *tree.Tx) error {
+		var left []ids.Node
+		e.mu.Lock()
+		for n := range tx.PendingCaptures() {
+			if n.Sandbox == s.id && e.pending[n.ID] == nil {
+				left = append(left, n.ID)
+			}
+		}
+		e.mu.Unlock()
+		for _, id := range left {
+			if err := tx.SetWithheld(id, "capture lost: a defect in the daemon ended its sandbox"); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		e.log.Error("withholding nodes after a panic", "sandbox", s.id, "error", err)
+	}
+}
 
 func (s *sandbox) renew(lease time.Duration) {
 	s.mu.Lock()
@@ -311,12 +342,14 @@ func (e *Engine) drop(ctx context.Context, s *sandbox, why string) error {
 	e.mu.Lock()
 	delete(e.sandboxes, s.id)
 	e.mu.Unlock()
+	_ = failpoint.Hit("sandbox leaving")
 	e.removeBirth(b.gen) // first, or a start could find it without its record
 	e.bury(b)
 	done, err := e.Store.Start(context.WithoutCancel(ctx), func(tx *tree.Tx) error { return tx.DeleteSandbox(s.id) })
 	if err != nil {
 		return fmt.Errorf("recording that sandbox %s is %s: %w", s.id, why, err)
 	}
+	_ = failpoint.Hit("sandbox dropped")
 	e.recording.Go(func() { // a start that finds the record finds no box to it
 		if err := done(); err != nil {
 			e.log.Error("recording that a sandbox is gone", "sandbox", s.id, "error", err)
@@ -346,6 +379,9 @@ func (e *Engine) tearDown(ctx context.Context, b *body) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	if err := b.box.Kill(ctx); err != nil {
+		return err
+	}
+	if err := failpoint.Hit("box killed"); err != nil {
 		return err
 	}
 	e.removeBirth(b.gen)

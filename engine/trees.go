@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sync/singleflight"
 
+	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/tree"
@@ -96,6 +97,9 @@ func (e *Engine) CreateTree(ctx context.Context, n NewTree, commit func(*tree.Tx
 		}
 		return commit(tx, CreatedTree{Tree: t, Root: root, SetupCached: out.SetupCached})
 	})
+	if err == nil {
+		err = failpoint.Hit("tree planted")
+	}
 	if err != nil || !n.WithSandbox {
 		return out, err
 	}
@@ -386,6 +390,9 @@ func (e *Engine) Prune(ctx context.Context, id ids.Node, keep, release bool) (Pr
 	if err != nil {
 		return Pruned{}, err
 	}
+	if err := failpoint.Hit("prune recorded"); err != nil {
+		return Pruned{}, err
+	}
 	out := Pruned{Nodes: len(gone.Nodes), Checkpoints: len(gone.Checkpoints)}
 	for _, s := range gone.Condemned {
 		out.FreedBytes += e.Pool.ExclusiveBytes(s)
@@ -423,6 +430,9 @@ func (e *Engine) releaseUnder(ctx context.Context, id ids.Node, keep bool) error
 func (e *Engine) removeCondemned(ctx context.Context) {
 	var gone []ids.Snapshot
 	for id := range e.Store.View().Condemned() {
+		if e.isHeld(string(id)) {
+			continue // whoever reads it comes back to this
+		}
 		e.spares.drop(id)
 		if err := e.Pool.Remove(id); err != nil {
 			e.log.Error("removing a condemned snapshot", "snapshot", id, "error", err)
@@ -432,6 +442,9 @@ func (e *Engine) removeCondemned(ctx context.Context) {
 	}
 	var lost []ids.Process
 	for p := range e.Store.View().CondemnedProcesses() {
+		if e.isHeld(string(p.ID)) {
+			continue
+		}
 		if err := e.vault.remove(p.ID); err != nil {
 			e.log.Error("removing a condemned process state", "state", p.ID, "error", err)
 			continue
@@ -441,13 +454,24 @@ func (e *Engine) removeCondemned(ctx context.Context) {
 	if len(gone)+len(lost) == 0 {
 		return
 	}
-	_, err := e.Store.Update(context.WithoutCancel(ctx), func(tx *tree.Tx) error {
-		if err := tx.FinishRemoval(gone); err != nil {
-			return err
-		}
-		return tx.FinishProcessRemoval(lost)
-	})
+	err := failpoint.Hit("condemned removed")
+	if err == nil {
+		_, err = e.Store.Update(context.WithoutCancel(ctx), func(tx *tree.Tx) error {
+			if err := tx.FinishRemoval(gone); err != nil {
+				return err
+			}
+			return tx.FinishProcessRemoval(lost)
+		})
+	}
 	if err != nil {
 		e.log.Error("striking off what was removed", "error", err)
 	}
+	_ = failpoint.Hit("prune finished")
+}
+
+// isHeld: somebody reads it, although no record may need it.
+func (e *Engine) isHeld(what string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.held[what] > 0
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/boxwood-rl/boxwood/engine/box"
+	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/tree"
@@ -90,6 +91,12 @@ func (e *Engine) begin(ctx context.Context, id ids.Sandbox, wait time.Duration) 
 	if err != nil {
 		return nil, err
 	}
+	begun := false
+	defer func() {
+		if !begun { // by a panic: what it has come to isn't known
+			s.abort(e)
+		}
+	}()
 	s.renew(0)
 	s.mu.Lock()
 	b := s.body
@@ -97,11 +104,16 @@ func (e *Engine) begin(ctx context.Context, id ids.Sandbox, wait time.Duration) 
 	e.noteObjects(b)
 	b.watch.BeginTurn()
 	if err := b.box.BeginTurn(); err != nil {
+		begun = true
 		s.releaseSlot()
 		return nil, fmt.Errorf("beginning a turn in sandbox %s: %w", id, err)
 	}
 	t := &turn{id: ids.NewTurn(), e: e, s: s, b: b, started: time.Now(), exposed: exposed}
 	t.ctx, t.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	if err := failpoint.Hit("turn begun"); err != nil {
+		begun = true
+		return nil, errors.Join(err, t.abandon())
+	}
 	limit := e.cfg.OutputLimit
 	t.out = [2]*headTail{newHeadTail(limit), newHeadTail(limit)}
 	s.mu.Lock()
@@ -111,6 +123,7 @@ func (e *Engine) begin(ctx context.Context, id ids.Sandbox, wait time.Duration) 
 	if leaving {
 		t.interrupt(tree.Stopped)
 	}
+	begun = true
 	return t, nil
 }
 
@@ -148,6 +161,21 @@ func errTurnOver(id ids.Turn) error {
 func (t *turn) exec(ctx context.Context, c Command) (CommandResult, error) {
 	t.one.Lock()
 	defer t.one.Unlock()
+	done := false
+	defer func() {
+		if !done && !t.ended { // by a panic
+			t.shut()
+			t.cancel()
+			t.forget()
+			t.s.abort(t.e)
+		}
+	}()
+	r, err := t.execLocked(ctx, c)
+	done = true
+	return r, err
+}
+
+func (t *turn) execLocked(ctx context.Context, c Command) (CommandResult, error) {
 	if t.ended || t.stopped() != 0 {
 		return CommandResult{}, errTurnOver(t.id)
 	}
@@ -184,6 +212,9 @@ func (t *turn) exec(ctx context.Context, c Command) (CommandResult, error) {
 	}
 	t.last = exit
 	t.spent += exit.Wall
+	if err := failpoint.Hit("turn ran"); err != nil {
+		return CommandResult{}, err
+	}
 	return CommandResult{Observation: observe(own, exit), Status: t.status(), Wall: exit.Wall}, nil
 }
 
@@ -219,12 +250,24 @@ func (t *turn) end(ctx context.Context, in NodeInput, commit Commit) (TurnResult
 	}
 	t.shut()
 	defer t.cancel()
-	ctx = context.WithoutCancel(ctx)
-	e, s, b := t.e, t.s, t.b
+	done := false
 	defer func() {
-		s.renew(0)
-		t.leave()
+		t.s.renew(0)
+		t.forget()
+		if done {
+			t.s.releaseSlot()
+		} else { // by a panic: its node may be there or not
+			t.s.abort(t.e)
+		}
 	}()
+	r, err := t.finish(context.WithoutCancel(ctx), in, commit)
+	done = true
+	return r, err
+}
+
+// finish is the part of end that may find out anything about the turn.
+func (t *turn) finish(ctx context.Context, in NodeInput, commit Commit) (TurnResult, error) {
+	e, s, b := t.e, t.s, t.b
 	if t.stopped() != 0 {
 		// Whatever an interrupted turn left in the background goes, too.
 		if err := b.box.KillTurn(ctx); err != nil {
@@ -233,6 +276,9 @@ func (t *turn) end(ctx context.Context, in NodeInput, commit Commit) (TurnResult
 	}
 	observed := time.Now()
 	report := b.watch.Barrier(ctx)
+	if err := failpoint.Hit("turn judged"); err != nil {
+		return TurnResult{}, errors.Join(err, e.drop(ctx, s, "unrecorded turn"))
+	}
 
 	n := t.node(in, observed)
 	n.Verdict, n.External, n.Reasons = report.Verdict, report.External, report.Reasons
@@ -288,6 +334,7 @@ func (t *turn) end(ctx context.Context, in NodeInput, commit Commit) (TurnResult
 		// The sandbox has moved on from a node that nobody will ever hear of.
 		return TurnResult{}, errors.Join(fmt.Errorf("recording the turn of sandbox %s: %w", s.id, err), e.drop(ctx, s, "unrecorded turn"))
 	}
+	_ = failpoint.Hit("turn recorded") // it is there: nothing is left that could fail
 	s.mu.Lock()
 	s.head = n.ID
 	s.mu.Unlock()
@@ -387,13 +434,17 @@ func (t *turn) shut() {
 
 // leave gives the sandbox to whoever comes next.
 func (t *turn) leave() {
+	t.forget()
+	t.s.releaseSlot()
+}
+
+func (t *turn) forget() {
 	t.s.mu.Lock()
 	t.s.turn = nil
 	t.s.mu.Unlock()
 	t.e.mu.Lock()
 	delete(t.e.turns, t.id)
 	t.e.mu.Unlock()
-	t.s.releaseSlot()
 }
 
 // BeginTurn opens a turn of several commands and transfers. It ends by itself,

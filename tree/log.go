@@ -15,6 +15,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"golang.org/x/sys/unix"
 
+	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 )
 
@@ -122,7 +123,12 @@ func openDisk(dir string, o Options) (*disk, error) {
 		FormatMajorVersion:          pebble.FormatWALSyncChunks,
 		// Whoever reads what is damaged gets an error that says so. pebble's own answer is
 		// Fatalf, which would end that reader's goroutine, and all writing with it.
-		EventListener: &pebble.EventListener{DataCorruption: func(pebble.DataCorruptionInfo) {}},
+		EventListener: &pebble.EventListener{
+			DataCorruption: func(pebble.DataCorruptionInfo) {},
+			WALCreated:     func(pebble.WALCreateInfo) { _ = failpoint.Hit("log made") },
+			FlushBegin:     func(pebble.FlushInfo) { _ = failpoint.Hit("table begun") },
+			FlushEnd:       func(pebble.FlushInfo) { _ = failpoint.Hit("table made") },
+		},
 	}
 	err = guard(func() error {
 		var err error
@@ -203,7 +209,13 @@ func (d *disk) commit(b *pebble.Batch) error {
 //go:noinline
 func commitHere(b *pebble.Batch, opts *pebble.WriteOptions) (err error) {
 	defer func() { recovered(recover(), &err) }()
-	return b.Commit(opts)
+	if err := failpoint.Hit("log appending"); err != nil {
+		return err
+	}
+	if err := b.Commit(opts); err != nil {
+		return err
+	}
+	return failpoint.Hit("log appended")
 }
 
 // inCommit: commitHere is on this goroutine's stack. For Fatalf only, where time doesn't matter.

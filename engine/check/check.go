@@ -86,7 +86,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	}
 	steps := []func(context.Context) error{c.bodies}
 	if c.v != nil {
-		steps = append(steps, c.rows(store), c.nodes, c.sandboxes)
+		steps = append(steps, c.rows(store), c.nodes, c.sandboxes, c.processes)
 		if c.pool != nil {
 			steps = append(steps, c.states, c.orphans)
 		}
@@ -203,19 +203,32 @@ func (c *checker) bodies(context.Context) error {
 			c.say(remove)
 			continue
 		}
-		if c.v != nil {
-			if _, err := c.v.Node(b.Sandbox.Head); err != nil {
-				if _, err := c.v.Sandbox(b.Sandbox.ID); err != nil { // neither it nor where it was born is known
-					remove.What = fmt.Sprintf("%s is of sandbox %s, which no record names, at node %s, which isn't there", path, b.Sandbox.ID, b.Sandbox.Head)
-					c.say(remove)
-					continue
-				}
-			}
+		if why := c.stray(b); why != "" {
+			remove.What = path + " is " + why
+			c.say(remove)
+			continue
 		}
 		c.alive[b.Sandbox.ID], c.slots[slot] = b, true
 	}
 	c.report.Sandboxes = len(c.alive)
 	return nil
+}
+
+// stray says why a start wouldn't adopt a body that lives; empty: it would.
+func (c *checker) stray(b engine.Birth) string {
+	if c.v == nil {
+		return ""
+	}
+	if s, err := c.v.Sandbox(b.Sandbox.ID); err == nil {
+		if s.Generation != b.Generation {
+			return fmt.Sprintf("of generation %s of sandbox %s, which has become %s", b.Generation, s.ID, s.Generation)
+		}
+		return ""
+	}
+	if _, err := c.v.Node(b.Sandbox.Head); err != nil {
+		return fmt.Sprintf("of sandbox %s, which no record names, at node %s, which isn't there", b.Sandbox.ID, b.Sandbox.Head)
+	}
+	return "" // it was handed out a moment before its record would have been on the disk
 }
 
 // nodes: each is reached from its tree's root, and says of itself what can be.

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/boxwood-rl/boxwood/internal/btrfs"
+	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 )
@@ -98,6 +99,9 @@ func (p *Btrfs) AddLayer(ctx context.Context, id ids.Layer, fill func(dir string
 		return fmt.Errorf("filling layer %s: %w", id, err)
 	}
 	p.opts.hook("layer filled")
+	if err := failpoint.Hit("layer filled"); err != nil {
+		return err
+	}
 	if err := p.advanceNumbers(at); err != nil {
 		return fmt.Errorf("numbering layer %s: %w", id, err)
 	}
@@ -105,6 +109,9 @@ func (p *Btrfs) AddLayer(ctx context.Context, id ids.Layer, fill func(dir string
 		return err
 	}
 	p.opts.hook("layer sealed")
+	if err := failpoint.Hit("layer sealed"); err != nil {
+		return err
+	}
 	return os.Rename(at, filepath.Join(p.layers.Name(), name))
 }
 

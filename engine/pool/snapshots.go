@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/boxwood-rl/boxwood/internal/btrfs"
+	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/tree"
@@ -88,6 +89,9 @@ func (p *Btrfs) publish(id ids.Snapshot, tmp string, layers []ids.Layer) (seal t
 		return seal, 0, p.spaceFault(err)
 	}
 	p.opts.hook("snapshot sealed")
+	if err := failpoint.Hit("snapshot sealed"); err != nil {
+		return seal, 0, err
+	}
 	fd := int(p.snapshots.Fd())
 	if err := unix.Renameat2(fd, tmp, fd, string(id), unix.RENAME_NOREPLACE); err != nil {
 		return seal, 0, fmt.Errorf("publishing snapshot %s: %w", id, err)

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/boxwood-rl/boxwood/internal/btrfs"
+	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/tree"
@@ -138,6 +139,10 @@ func (p *Btrfs) Snapshot(ctx context.Context, of ids.Generation, as ids.Snapshot
 		return nil, p.spaceFault(err)
 	}
 	p.opts.hook("snapshot made")
+	if err := failpoint.Hit("snapshot made"); err != nil {
+		p.sweep.add(p.snapshots, tmp)
+		return nil, err
+	}
 	return &Pending{
 		Finish: func(ctx context.Context) (tree.Seal, error) { return p.finish(ctx, of, as, tmp) },
 		Abort:  func() { p.sweep.add(p.snapshots, tmp) },

@@ -197,6 +197,11 @@ func (s *stopped) damages() []damage {
 				return p.AddLayer(ctx, ids.Layer("sha256:"+strings.Repeat("ab", 32)), func(string) error { return nil })
 			})
 		}},
+		{"orphan_state", "", func() {
+			if err := os.MkdirAll(filepath.Join(s.o.State, "processes", string(ids.NewProcess())), 0o700); err != nil {
+				s.t.Fatal(err)
+			}
+		}},
 		{"half_made", "", func() {
 			s.pool(func(p *pool.Btrfs) error {
 				f, err := os.Open(filepath.Join(p.Dir(), "snapshots"))
@@ -245,6 +250,11 @@ func (s *stopped) damages() []damage {
 				}
 				_, err = tx.Prune(extra.ID, false)
 				return err
+			})
+		}},
+		{"condemned", "process state", func() {
+			s.update(func(tx *tree.Tx) error { // no checkpoint has it
+				return tx.PutProcess(tree.ProcessState{ID: ids.NewProcess(), Kind: tree.Shells, Digest: strings.Repeat("0", 64)})
 			})
 		}},
 		{"stray_birth", "that is none", func() {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/boxwood-rl/boxwood/engine"
 	"github.com/boxwood-rl/boxwood/engine/check"
+	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/miniroot"
 	"github.com/boxwood-rl/boxwood/internal/testenv"
 	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
@@ -32,6 +33,7 @@ const (
 	daemonDir   = "BOXWOOD_TEST_DAEMON"
 	rebuildPool = "BOXWOOD_TEST_REBUILD_POOL"
 	smallPool   = "BOXWOOD_TEST_SMALL_POOL"
+	breakAt     = "BOXWOOD_TEST_BREAK_AT" // see failpoint.Parse
 )
 
 func TestMain(m *testing.M) {
@@ -56,6 +58,11 @@ func runDaemon(dir string) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
+	if at := os.Getenv(breakAt); at != "" {
+		if err := arm(at); err != nil {
+			return err
+		}
+	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	o := engine.OpenOptions{PoolBytes: 4 << 30, Zygotes: 8, Cgroup: "boxwood-test-" + filepath.Base(dir)}
 	o.StateDir, o.Log, o.RebuildPool = dir, log, os.Getenv(rebuildPool) != ""
@@ -73,11 +80,34 @@ func runDaemon(dir string) error {
 	server := New(e, "test", log)
 	go func() { _ = server.Serve(l) }()
 	fmt.Println("ready")
+	go obey()
 	<-ctx.Done()
 	grace, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	Shutdown(grace, server)
 	return e.Close(grace)
+}
+
+func arm(line string) error {
+	step, how, nth, err := failpoint.Parse(line)
+	if err != nil {
+		return err
+	}
+	return failpoint.Arm(step, how, nth)
+}
+
+// obey takes the lines of standard input: "?" is answered by whether the armed step
+// was hit, any other arms one.
+func obey() {
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		switch err := error(nil); {
+		case in.Text() == "?":
+			fmt.Println(failpoint.Broken())
+		default:
+			err = arm(in.Text())
+			fmt.Println("armed", err)
+		}
+	}
 }
 
 // daemon is a running daemon and a client of it.
@@ -89,6 +119,8 @@ type daemon struct {
 	conn   *grpc.ClientConn
 	client boxwoodv1.BoxwoodClient
 	image  string
+	orders io.Writer
+	said   chan string // its lines; closed when it has ended
 }
 
 // logTail keeps the end of the daemon's log for failures.
@@ -158,6 +190,10 @@ var expected sync.Map
 // inspected holds a state folder against itself once its daemons have ended.
 func inspected(dir string) []string {
 	kind, _ := expected.Load(dir)
+	return inspectedBut(dir, func(f check.Finding) bool { return f.Kind == kind })
+}
+
+func inspectedBut(dir string, fine func(check.Finding) bool) []string {
 	if _, err := os.Stat(filepath.Join(dir, "tree")); err != nil {
 		return nil // no daemon got that far
 	}
@@ -167,7 +203,7 @@ func inspected(dir string) []string {
 	}
 	var out []string
 	for _, f := range r.Findings {
-		if f.Kind != kind {
+		if !fine(f) {
 			out = append(out, f.String())
 		}
 	}
@@ -191,21 +227,26 @@ func launch(dir string) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
+	if d.orders, err = d.cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
 	if err := d.cmd.Start(); err != nil {
 		return nil, err
 	}
 	logged := make(chan struct{})
 	go func() { d.log.follow(errs); close(logged) }()
-	ready := make(chan error, 1)
+	d.said = make(chan string, 16)
 	go func() {
-		line, err := bufio.NewReader(out).ReadString('\n')
-		if line != "ready\n" {
-			err = fmt.Errorf("the daemon didn't become ready: %q, %v", line, err)
+		defer close(d.said)
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			d.said <- lines.Text()
 		}
-		ready <- err
 	}()
 	select {
-	case err = <-ready:
+	case line := <-d.said:
+		if line != "ready" {
+			err = fmt.Errorf("the daemon didn't become ready: %q", line)
+		}
 	case <-time.After(60 * time.Second):
 		err = fmt.Errorf("the daemon wasn't ready after 60 s")
 	}
@@ -250,6 +291,17 @@ func (d *daemon) stop() {
 		d.t.Errorf("the daemon ended with %v", d.cmd.ProcessState)
 	}
 	d.cmd = nil
+}
+
+// tell gives the daemon a line and its answer; false if it has ended.
+func (d *daemon) tell(line string) (string, bool) {
+	_, _ = fmt.Fprintln(d.orders, line)
+	select {
+	case answer, alive := <-d.said:
+		return answer, alive
+	case <-time.After(30 * time.Second):
+		return "no answer", true
+	}
 }
 
 // kill ends the daemon in mid-work.

@@ -78,6 +78,9 @@ func (s *Service) acknowledge(ctx context.Context, m *boxwoodv1.TurnResult, ack 
 	}
 	began := time.Now()
 	waited, err := s.e.WaitCaptured(ctx, []ids.Node{ids.Node(n.GetId())})
+	if fault.Is(err, fault.NotFound) {
+		return nil // pruned since: the answer stays what it was
+	}
 	if err != nil {
 		return err
 	}

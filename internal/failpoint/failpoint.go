@@ -1,0 +1,104 @@
+// Package failpoint lets a test break an operation between two of its steps: by an
+// error, a panic, or the end of the process as kill -9 brings it.
+//
+// A step calls Hit with its name. Unless a test has armed one, that is a single
+// atomic load; no flag, variable or call of the service arms any.
+package failpoint
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/boxwood-rl/boxwood/internal/fault"
+)
+
+// Steps are all that there are, in the order of the operations that they belong
+// to. A step that isn't listed panics when it is hit armed, so that none is forgotten.
+var Steps = []string{
+	"tree planted",
+	"turn begun", "turn ran", "turn judged", "turn recorded",
+	"capture begun", "capture flushed", "capture frozen", "snapshot made", "snapshot sealed", "snapshot finished", "capture recorded",
+	"fork recorded", "fork cloned", "fork started", "birth written", "fork enlisted",
+	"rollback made", "rollback recorded",
+	"sandbox leaving", "sandbox dropped", "box killed",
+	"prune recorded", "condemned removed", "prune finished",
+	"layer filled", "layer sealed", "image unpacked", "image recorded", "image removed",
+	"log appending", "log appended", "log made", "table begun", "table made",
+	"restart adopted", "restart swept", "restart pool", "restart recorded",
+}
+
+// How an armed step breaks.
+type How string
+
+const (
+	Error How = "error"
+	Panic How = "panic"
+	Kill  How = "kill"
+)
+
+type plan struct {
+	step string
+	how  How
+	left atomic.Int64
+}
+
+var armed atomic.Pointer[plan]
+
+// Arm breaks a step when it is hit for the nth time from now on (1: the first), once.
+// Only tests call it.
+func Arm(step string, how How, nth int) error {
+	if !slices.Contains(Steps, step) || nth < 1 || how != Error && how != Panic && how != Kill {
+		return fault.New(fault.Invalid, "bad_failpoint", "there is no way to break %q by %q at hit %d", step, how, nth)
+	}
+	p := &plan{step: step, how: how}
+	p.left.Store(int64(nth))
+	armed.Store(p)
+	return nil
+}
+
+// Parse reads what Arm takes from one line: "how n step".
+func Parse(line string) (step string, how How, nth int, err error) {
+	if _, err := fmt.Sscanf(line, "%s %d", &how, &nth); err != nil {
+		return "", "", 0, fault.New(fault.Invalid, "bad_failpoint", "%q is not \"how n step\": %w", line, err)
+	}
+	parts := strings.SplitN(strings.TrimSpace(line), " ", 3)
+	if len(parts) != 3 {
+		return "", "", 0, fault.New(fault.Invalid, "bad_failpoint", "%q is not \"how n step\"", line)
+	}
+	return parts[2], how, nth, nil
+}
+
+// Broken reports whether the armed step has been hit.
+func Broken() bool {
+	p := armed.Load()
+	return p != nil && p.left.Load() <= 0
+}
+
+// Hit breaks here if this step is armed.
+func Hit(step string) error {
+	p := armed.Load()
+	if p == nil {
+		return nil
+	}
+	return p.hit(step)
+}
+
+func (p *plan) hit(step string) error {
+	if !slices.Contains(Steps, step) {
+		panic("a failpoint that isn't listed: " + step)
+	}
+	if step != p.step || p.left.Add(-1) != 0 {
+		return nil
+	}
+	switch p.how {
+	case Kill:
+		_ = syscall.Kill(syscall.Getpid(), syscall.SIGKILL)
+		select {} // nothing runs on after it
+	case Panic:
+		panic("failpoint " + step)
+	}
+	return fault.New(fault.Internal, "failpoint", "broken on purpose at %q", step)
+}
