@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/env.sh
-tests=${1:-'TestProbes$|TestEveryWayOfChangingIsSeen|TestTheFileSystemAlone|TestTheCallsAlone|TestQuietTurnsAreNone|TestCopiesAreLookedAtAgain|TestVerdictLastsUntilTheNextEpoch|TestLossIsSeen|TestSandboxesDontMix|TestDeeperGroupsAreWatched|TestThisHostIsSupported|TestSurvivorStores'}
+tests=${1:-'TestProbes$|TestEveryWayOfChangingIsSeen|TestTheFileSystemAlone|TestTheCallsAlone|TestQuietTurnsAreNone|TestCopiesAreLookedAtAgain|TestVerdictLastsUntilTheNextEpoch|TestLossIsSeen|TestSandboxesDontMix|TestDeeperGroupsAreWatched|TestThisHostIsSupported|TestSurvivor|TestSleepersAreUnchanged|TestWhoRunsIsChanged|TestWhatReachesASurvivor|TestJudgedElsewhere'}
 for program in qemu-system-x86_64 busybox depmod; do
   command -v $program >/dev/null || {
     echo "vm-test: no $program: apt-get install qemu-system-x86 busybox-static kmod" >&2
@@ -54,8 +54,9 @@ for d in proc dev; do \$b mount --move /\$d /new/\$d; done
 \$b mount -t sysfs sys /new/sys
 \$b mount -t cgroup2 cg /new/sys/fs/cgroup
 \$b mount -t tmpfs tmp /new/tmp
-\$b mkdir -p /new/dev/shm /new/dev/mqueue
+\$b mkdir -p /new/dev/shm /new/dev/mqueue /new/dev/pts
 \$b mount -t tmpfs tmp /new/dev/shm
+\$b mount -t devpts -o ptmxmode=666 pts /new/dev/pts
 \$b chroot /new /bin/bash -c '
   export PATH=$PATH HOME=/root
   ip link set lo up 2>/dev/null
