@@ -1,14 +1,14 @@
 package inspector
 
 import (
-	"os/exec"
 	"testing"
 
+	"github.com/boxwood-rl/boxwood/internal/testenv"
 	"github.com/boxwood-rl/boxwood/tree"
 )
 
-// Commands that agents run, as they run them. Those whose program this host
-// doesn't have are reported, not passed.
+// Commands that agents run, as they run them. Each says what it needs; make setup-dev
+// installs it.
 func TestRealCommands(t *testing.T) {
 	k := mustKernel(t, Options{})
 	prepare := `set -e
@@ -64,9 +64,7 @@ func TestRealCommands(t *testing.T) {
 		{"ipcs", "ipcs", tree.None},
 	} {
 		t.Run(c.script, func(t *testing.T) {
-			if _, err := exec.LookPath(c.needs); err != nil {
-				t.Skip(err)
-			}
+			testenv.Require(t, testenv.Program(c.needs))
 			b := mustBox(t, nil)
 			w := mustWatch(t, k, b)
 			w.BeginTurn()

@@ -28,7 +28,7 @@ die() {
 }
 
 # --- what is needed: the proof that it is there, and Debian's package for it
-# A proof is a program in PATH or a file.
+# A proof is a program in PATH or a file, which may be a pattern.
 needs="
 mkfs.btrfs         btrfs-progs      makes the pool
 mmdebstrap         mmdebstrap       builds the base image
@@ -44,10 +44,16 @@ clang              clang            compiles the BPF programs
 /usr/include/bpf/bpf_helpers.h libbpf-dev  compiles the BPF programs
 protoc             protobuf-compiler generates the service's code
 shellcheck         shellcheck       lints the scripts
+patch              patch            the inspector is tested with it
+vi                 vim-tiny         the inspector is tested with it
+rsync              rsync            the inspector is tested with it
+sqlite3            sqlite3          the inspector is tested with it
+npm                npm              the inspector is tested with it
+/usr/lib/postgresql/*/bin/initdb postgresql the inspector is tested with it
 "
 there() {
   case $1 in
-  /*) [ -e "$1" ] ;;
+  /*) compgen -G "$1" >/dev/null ;;
   *) command -v "$1" >/dev/null ;;
   esac
 }
