@@ -124,7 +124,7 @@ func (e *Engine) uproot(ctx context.Context, t *tree.Tree) error {
 	if _, _, err := e.CloseTree(ctx, t.ID); err != nil {
 		return err
 	}
-	_, err := e.Prune(ctx, t.Root, false, true)
+	_, err := e.Prune(ctx, t.Root, false, true, func(*tree.Tx, Pruned) error { return nil })
 	return err
 }
 
@@ -375,27 +375,34 @@ type Pruned struct {
 }
 
 // Prune removes a subtree. With release, sandboxes that stand in it go first;
-// without, they are a reason to refuse.
-func (e *Engine) Prune(ctx context.Context, id ids.Node, keep, release bool) (Pruned, error) {
+// without, they are a reason to refuse. commit runs inside the transaction that prunes.
+func (e *Engine) Prune(ctx context.Context, id ids.Node, keep, release bool, commit func(*tree.Tx, Pruned) error) (Pruned, error) {
 	if release {
 		if err := e.releaseUnder(ctx, id, keep); err != nil {
 			return Pruned{}, err
 		}
 	}
+	bytes := e.bytesUnder(id)
 	var gone *tree.Pruned
+	var out Pruned
 	_, err := e.Store.Update(ctx, func(tx *tree.Tx) (err error) {
-		gone, err = tx.Prune(id, keep)
-		return err
+		if gone, err = tx.Prune(id, keep); err != nil {
+			return err
+		}
+		tx.Finally(func() error {
+			out = Pruned{Nodes: len(gone.Nodes), Checkpoints: len(gone.Checkpoints)}
+			for _, s := range gone.Condemned {
+				out.FreedBytes += bytes[s]
+			}
+			return commit(tx, out)
+		})
+		return nil
 	})
 	if err != nil {
 		return Pruned{}, err
 	}
 	if err := failpoint.Hit("prune recorded"); err != nil {
 		return Pruned{}, err
-	}
-	out := Pruned{Nodes: len(gone.Nodes), Checkpoints: len(gone.Checkpoints)}
-	for _, s := range gone.Condemned {
-		out.FreedBytes += e.Pool.ExclusiveBytes(s)
 	}
 	e.mu.Lock()
 	for _, n := range gone.Nodes {
@@ -407,6 +414,22 @@ func (e *Engine) Prune(ctx context.Context, id ids.Node, keep, release bool) (Pr
 	e.mu.Unlock()
 	e.removeCondemned(ctx)
 	return out, nil
+}
+
+// bytesUnder is what each snapshot that was made at a node or below it has alone. It is read
+// before the change that removes them, as nothing else changes while that runs.
+func (e *Engine) bytesUnder(id ids.Node) map[ids.Snapshot]int64 {
+	bytes := map[ids.Snapshot]int64{}
+	v := e.Store.View()
+	for n := range v.Subtree(id) {
+		if n.Checkpoint == "" {
+			continue
+		}
+		if ck, err := v.Checkpoint(n.Checkpoint); err == nil && ck.Node == n.ID {
+			bytes[ck.Snapshot] = e.Pool.ExclusiveBytes(ck.Snapshot)
+		}
+	}
+	return bytes
 }
 
 // releaseUnder goes by what is live: a child's record may still be on its way.

@@ -8,7 +8,8 @@ import (
 )
 
 // Pruned says what a Prune removed. It is complete only when the function given
-// to Update has returned: what has no user any more is found at its end.
+// to Update has returned, and for those of Finally: what has no user any more is
+// found at its end.
 type Pruned struct {
 	Nodes       []ids.Node
 	Checkpoints []ids.Checkpoint

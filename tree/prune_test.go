@@ -210,3 +210,42 @@ func TestDeepAndWide(t *testing.T) {
 		})
 	}
 }
+
+// If it fails, a crash can keep a prune and lose the answer to it: the call that is repeated
+// would hear that there is no such node.
+func TestFinallyIsOfTheSameChange(t *testing.T) {
+	s := mustOpen(t, "state", memory())
+	tr := mustTree(t, s)
+	n := mustNode(t, s, tr.Root)
+	k := mustCapture(t, s, n)
+	before := frozen(t, s)
+	var gone *Pruned
+	change := func(then func(tx *Tx) error) error {
+		_, err := s.Update(context.Background(), func(tx *Tx) (err error) {
+			gone, err = tx.Prune(n.ID, false)
+			tx.Finally(func() error { return then(tx) })
+			return err
+		})
+		return err
+	}
+	if err := change(func(*Tx) error { return errOops }); err != errOops {
+		t.Fatal(err)
+	}
+	wantEqual(t, "after a change whose end was refused", frozen(t, s), before)
+	var index uint64
+	if err := change(func(tx *Tx) error {
+		if len(gone.Nodes) != 1 || !slices.Equal(gone.Condemned, []ids.Snapshot{k.Snapshot}) {
+			t.Errorf("at the end of the change, %+v is gone", gone)
+		}
+		err := tx.PutReply(Reply{Key: "k", Method: "Prune", Body: []byte("1 node")})
+		index = tx.Index()
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if v := s.View(); v.Index() != index {
+		t.Fatalf("the change ends at %d and the reply is %d", v.Index(), index)
+	} else if r, err := v.Reply("k"); err != nil || string(r.Body) != "1 node" {
+		t.Fatal(r, err)
+	}
+}

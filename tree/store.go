@@ -226,6 +226,11 @@ func (s *Store) apply(ctx context.Context, f func(tx *Tx) error) (g *group, firs
 		return nil, false, 0, err
 	}
 	tx.settle()
+	for _, f := range tx.last {
+		if err := f(); err != nil {
+			return nil, false, 0, err
+		}
+	}
 	if len(tx.ops) == 0 {
 		return nil, false, s.next, nil
 	}

@@ -31,7 +31,8 @@ type Tx struct {
 	looseStates   []ids.Process
 	loosePayloads []string
 
-	pruned []*Pruned // told by settle what went with their nodes
+	pruned []*Pruned      // told by settle what went with their nodes
+	last   []func() error // see Finally
 }
 
 // op is one write to the log; value nil: delete.
@@ -39,6 +40,11 @@ type op struct{ key, value []byte }
 
 // Now is the store's clock, read once for the whole change.
 func (tx *Tx) Now() time.Time { return tx.now }
+
+// Finally has f run at the end of this change, when what has no user any more is dropped
+// and a Pruned is complete. f may put what takes no part in that, such as a reply; its error
+// undoes the change.
+func (tx *Tx) Finally(f func() error) { tx.last = append(tx.last, f) }
 
 func (tx *Tx) step() uint64 {
 	tx.index++

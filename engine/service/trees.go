@@ -266,9 +266,16 @@ func (s *Service) Prune(ctx context.Context, req *boxwoodv1.PruneRequest) (*boxw
 	if err := ids.Check(req.GetNodeId(), "nd_", "node"); err != nil {
 		return nil, err
 	}
-	got, _, err := once(ctx, s, req.GetIdempotencyKey(), req, &boxwoodv1.PruneResponse{}, func(record) (*boxwoodv1.PruneResponse, error) {
-		p, err := s.e.Prune(ctx, ids.Node(req.GetNodeId()), req.GetKeepNode(), req.GetReleaseSandboxes())
-		return &boxwoodv1.PruneResponse{Nodes: int64(p.Nodes), Checkpoints: int64(p.Checkpoints), FreedBytes: p.FreedBytes}, err
+	got, _, err := once(ctx, s, req.GetIdempotencyKey(), req, &boxwoodv1.PruneResponse{}, func(rec record) (*boxwoodv1.PruneResponse, error) {
+		answer := func(p engine.Pruned) *boxwoodv1.PruneResponse {
+			return &boxwoodv1.PruneResponse{Nodes: int64(p.Nodes), Checkpoints: int64(p.Checkpoints), FreedBytes: p.FreedBytes}
+		}
+		p, err := s.e.Prune(ctx, ids.Node(req.GetNodeId()), req.GetKeepNode(), req.GetReleaseSandboxes(),
+			func(tx *tree.Tx, p engine.Pruned) error { return rec(tx, answer(p)) })
+		if err != nil {
+			return nil, err
+		}
+		return answer(p), nil
 	})
 	return got, err
 }

@@ -14,6 +14,8 @@ import (
 
 	"github.com/apache/arrow/go/v17/arrow/ipc"
 
+	"google.golang.org/protobuf/proto"
+
 	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 )
 
@@ -139,9 +141,13 @@ func TestPruneGivesTheStateBack(t *testing.T) {
 	if _, err := d.client.Unpin(ctx(t), &boxwoodv1.UnpinRequest{NodeIds: []string{lost.GetId()}}); err != nil {
 		t.Fatal(err)
 	}
-	r, err := d.client.Prune(ctx(t), &boxwoodv1.PruneRequest{NodeId: lost.GetId(), ReleaseSandboxes: true})
+	ask := &boxwoodv1.PruneRequest{NodeId: lost.GetId(), ReleaseSandboxes: true, IdempotencyKey: "prune-lost"}
+	r, err := d.client.Prune(ctx(t), ask)
 	if err != nil || r.GetNodes() != 1 || r.GetCheckpoints() != 1 {
 		t.Fatalf("pruned: %v, %v", r, err)
+	}
+	if again, err := d.client.Prune(ctx(t), ask); err != nil || !proto.Equal(again, r) {
+		t.Fatalf("the same prune again: %v, %v; it was %v", again, err, r)
 	}
 	until("pruned", func() bool { return used() < before+20_000_000 })
 	if _, err := d.client.GetNode(ctx(t), &boxwoodv1.GetNodeRequest{NodeId: lost.GetId()}); reason(err) != "node_not_found" {
