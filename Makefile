@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev build test test-go test-python demo bench lint generate verify-generated \
+.PHONY: help setup setup-dev build test test-go test-python test-adapters demo bench lint generate verify-generated \
 	check-imports check-docs check-acceptance sabotage clean corpus load vm-test crash
 
 ENV := . scripts/env.sh;
@@ -27,6 +27,9 @@ test-go: ## run the Go tests; PKG=./tree/... RUN=TestName narrow it
 
 test-python: build ## run the tests of the Python package; ARGS="-k name" narrows it
 	@scripts/test-python.sh $(ARGS)
+
+test-adapters: build ## the adapters against the real projects, each in an environment of its own (nightly; NAME=light: the small ones)
+	@scripts/test-adapters.sh $(NAME)
 
 demo: setup ## set up, then run the main job on real parts: replay, fork, search (SHORT=1: smaller)
 	@$(ENV) examples/demo/run.sh
