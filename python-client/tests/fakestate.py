@@ -87,6 +87,9 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def stream(self: State, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         self.saw(name, request, context)
+        if name in self.stalled:
+            self.stalling.set()
+            self.unstalled.wait(30)
         try:
             planned = self.faults[name].popleft() if self.faults[name] else None
             if planned is not None and planned[1] == "before":
@@ -163,6 +166,9 @@ class State:
             collections.deque
         )
         self.calls: list[tuple[str, Any, str, float]] = []
+        # Calls that aren't answered until `unstalled`; `stalling` is set when one has come.
+        self.stalled: set[str] = set()
+        self.stalling, self.unstalled = threading.Event(), threading.Event()
         self.failing_children: dict[int, Fault] = {}
         self.started = threading.Event()  # a command runs
 

@@ -76,18 +76,19 @@ class Attempts:
 
     Args:
         target: The daemon's address.
+        method: The call's name in the service.
         timeout: Seconds over all attempts.
         retry: False for what must not be sent twice.
     """
 
-    __slots__ = ("_number", "_retry", "_target", "_until", "deadline", "request_id")
+    __slots__ = ("_method", "_number", "_retry", "_target", "_until", "deadline", "request_id")
 
-    def __init__(self, target: str, timeout: float, retry: bool) -> None:
+    def __init__(self, target: str, method: str, timeout: float, retry: bool) -> None:
         now = time.monotonic()
         self.deadline = now + timeout
         self.request_id = ""
         self._until = now + RETRY_FOR
-        self._target = target
+        self._target, self._method = target, method
         self._retry = retry
         self._number = 0
 
@@ -112,6 +113,8 @@ class Attempts:
         """
         error = errors.from_rpc(failure, self.request_id)
         was_connected = was_connected or bool(error.reason)
+        if error.code == "UNIMPLEMENTED" and not error.reason:  # grpc's own: there is no such method
+            raise errors.unknown_call(self._method, self.request_id) from None
         if error.code != "UNAVAILABLE":
             raise error from None
         if not error.reason:  # grpc's own: the daemon never said a word

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
@@ -109,7 +110,7 @@ class Caller:
             timeout: Seconds over all attempts.
             retry: False for what must not be sent twice.
         """
-        attempts = Attempts(self.target, self.timeout if timeout is None else timeout, retry)
+        attempts = Attempts(self.target, method, self.timeout if timeout is None else timeout, retry)
         while True:
             connection = self._connection()
             sent = request() if callable(request) else request
@@ -125,7 +126,7 @@ class Caller:
         self, method: str, request: Any, *, timeout: float | None = None, retry: bool = True
     ) -> pb.TurnEvent:
         """Calls a method that streams TurnEvents with a request that asks for the result only."""
-        attempts = Attempts(self.target, self.timeout if timeout is None else timeout, retry)
+        attempts = Attempts(self.target, method, self.timeout if timeout is None else timeout, retry)
         while True:
             connection = self._connection()
             try:
@@ -150,11 +151,15 @@ class Caller:
         A retry yields from the start. Once a message was yielded there is none,
         unless `on_restart` is there to tell the caller that the stream begins anew.
         """
-        attempts = Attempts(self.target, self.timeout if timeout is None else timeout, retry)
+        attempts = Attempts(self.target, method, self.timeout if timeout is None else timeout, retry)
         yielded = False
         while True:
             connection = self._connection()
-            call = getattr(connection.stub, method)(request, **attempts.next())
+            try:
+                call = getattr(connection.stub, method)(request, **attempts.next())
+            except BaseException:
+                self._give_up_on(connection)
+                raise
             try:
                 for message in call:
                     connection.was_connected = True
@@ -189,6 +194,17 @@ class Caller:
             if connection is not made:
                 made.channel.close()
         return connection
+
+    def _give_up_on(self, connection: Connection) -> None:
+        """Drops a channel on which the making of a stream was broken off, as Ctrl-C may do anywhere.
+
+        grpc may have noted the call then and not have started the thread that would end it: no later
+        stream of that channel would be answered, and closing it would wait for ever. That wait is
+        left to a thread of its own, which holds up nobody's exit.
+        """
+        if self._by_pid.get(os.getpid()) is connection:
+            del self._by_pid[os.getpid()]
+        threading.Thread(target=connection.channel.close, daemon=True, name="boxwood-close").start()
 
     def _wait(
         self, attempts: Attempts, connection: Connection, failure: grpc.RpcError, again: bool = True

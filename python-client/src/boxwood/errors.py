@@ -47,6 +47,7 @@ from google.protobuf.message import DecodeError
 
 from ._proto import boxwood_pb2 as pb
 from ._proto import status_pb2
+from ._version import __version__
 
 if TYPE_CHECKING:
     from .records import Observed
@@ -313,6 +314,19 @@ def unsupported(message: str, hint: str = "") -> BoxwoodError:
     """Something that is missing on this side."""
     return _make(
         Unsupported, message, code="UNIMPLEMENTED", reason="missing_here", hint=hint, origin="client"
+    )
+
+
+def unknown_call(method: str, request_id: str) -> BoxwoodError:
+    """A call that the daemon has never heard of."""
+    return _make(
+        Unsupported,
+        f"this daemon doesn't know {method}: it is older than this package ({__version__})",
+        code="UNIMPLEMENTED",
+        reason="unknown_call",
+        hint="Client.info().version names the daemon's version: bring it up to date",
+        origin="infrastructure",
+        request_id=request_id,
     )
 
 

@@ -144,7 +144,7 @@ class Caller:
             timeout: Seconds over all attempts.
             retry: False for what must not be sent twice.
         """
-        attempts = Attempts(self.target, self.timeout if timeout is None else timeout, retry)
+        attempts = Attempts(self.target, method, self.timeout if timeout is None else timeout, retry)
         while True:
             connection = self._connection()
             sent = request() if callable(request) else request
@@ -163,7 +163,7 @@ class Caller:
         self, method: str, request: Any, *, timeout: float | None = None, retry: bool = True
     ) -> pb.TurnEvent:
         """Calls a method that streams TurnEvents with a request that asks for the result only."""
-        attempts = Attempts(self.target, self.timeout if timeout is None else timeout, retry)
+        attempts = Attempts(self.target, method, self.timeout if timeout is None else timeout, retry)
         while True:
             connection = self._connection()
             try:
@@ -191,7 +191,7 @@ class Caller:
         A retry yields from the start. Once a message was yielded there is none,
         unless `on_restart` is there to tell the caller that the stream begins anew.
         """
-        attempts = Attempts(self.target, self.timeout if timeout is None else timeout, retry)
+        attempts = Attempts(self.target, method, self.timeout if timeout is None else timeout, retry)
         yielded = False
         while True:
             connection = self._connection()

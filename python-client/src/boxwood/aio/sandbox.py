@@ -37,6 +37,13 @@ if TYPE_CHECKING:
     from .node import Node
 
 
+def _known_to_daemon(error: BaseException) -> bool:
+    """Whether the daemon itself failed the call; a deadline of this side it may not know."""
+    return isinstance(error, BoxwoodError) and not (
+        isinstance(error, errors.DeadlineExceeded) and not error.reason
+    )
+
+
 class _Cancelling:
     """A block in which whatever this side breaks off ends on the other side as well."""
 
@@ -51,11 +58,7 @@ class _Cancelling:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        # What the daemon said it knows; a deadline of this side it may not know.
-        by_daemon = isinstance(error, BoxwoodError) and not (
-            isinstance(error, errors.DeadlineExceeded) and not error.reason
-        )
-        if error is not None and not by_daemon:
+        if error is not None and not _known_to_daemon(error):
             await self._sandbox._cancel_quietly()
 
 
@@ -252,16 +255,23 @@ class Sandbox:
             idempotency_key=new_key(),
         )
         caller = self._client._caller
-        begun = await caller.unary(
-            "BeginTurn",
-            pb.BeginTurnRequest(
-                sandbox_id=self.id,
-                deadline_ns=ns(timeout),
-                idempotency_key=new_key(),
-                busy_wait_ns=round(busy_wait * 1e9),
-            ),
-            timeout=caller.timeout + busy_wait + MARGIN,
+        begin = pb.BeginTurnRequest(
+            sandbox_id=self.id,
+            deadline_ns=ns(timeout),
+            idempotency_key=new_key(),
+            busy_wait_ns=round(busy_wait * 1e9),
         )
+        try:
+            begun = await caller.unary("BeginTurn", begin, timeout=caller.timeout + busy_wait + MARGIN)
+        except BaseException as error:
+            if not _known_to_daemon(error):
+                # Whether it was begun only its key can tell; a turn that nobody ends would hold the sandbox.
+                begun = await caller.quietly("BeginTurn", begin)
+                if begun is not None:
+                    await self._cancel_quietly()
+                    end.turn_id = begun.turn_id
+                    await caller.quietly("EndTurn", end)
+            raise
         opened = OpenTurn(self, begun.turn_id)
         end.turn_id = begun.turn_id
         try:
