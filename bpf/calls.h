@@ -210,7 +210,7 @@ static __always_inline bool ipc_reads(__u64 nr, __u32 cmd)
 	return cmd >= 11 && cmd <= 13;
 }
 
-static __always_inline void special(struct box *b, struct task_struct *t, struct pt_regs *r, __u64 nr, long ret)
+static __always_inline void special(struct box *b, struct task_struct *t, struct pt_regs *r, __u64 nr, long ret, __u64 meta)
 {
 	switch (nr) {
 	case NR_connect:
@@ -238,7 +238,7 @@ static __always_inline void special(struct box *b, struct task_struct *t, struct
 		break;
 	case NR_utimensat: /* futimens passes no path */
 		if (r->si || shared(t))
-			mark(b, F_META);
+			mark(b, meta);
 		else {
 			struct file *f = file_of(t, r->di);
 			note(b, f ? GET(f, f_inode) : 0, nr, false);
@@ -330,6 +330,68 @@ static __always_inline void opened(struct box *b, struct task_struct *t, struct 
 	}
 }
 
+/* Whose time of change did a call move? A call of C_META, and utimensat, changes one inode and
+ * always moves its time. If the kernel says that in this very call no inode's time was moved
+ * but those of new inodes, then no older one changed, and nothing older needs to be compared.
+ * Only the kernel's word makes less of the call: without it F_META stands. */
+enum {
+	MOVED_NEW = 1,
+	MOVED_OTHER = 2,
+};
+
+struct moved {
+	__u32 nr;   /* of the call */
+	__u32 what;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct moved);
+} moved SEC(".maps");
+
+static __always_inline bool moves_times(__u16 c, __u64 nr)
+{
+	return c & C_META || nr == NR_utimensat;
+}
+
+static __always_inline int time_moves(struct inode *i)
+{
+	struct task_struct *t = bpf_get_current_task_btf();
+	long nr = ((struct pt_regs *)bpf_task_pt_regs(t))->orig_ax;
+	if (nr < 0 || !moves_times(class_of(nr), nr))
+		return 0;
+	if (i->i_sb->s_magic != BTRFS)
+		return 0; /* overlayfs copies the times of its upper layer */
+	struct box *b = watched();
+	if (!b)
+		return 0;
+	struct moved *m = bpf_task_storage_get(&moved, t, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!m) {
+		mark(b, F_META);
+		return 0;
+	}
+	if (m->nr != nr) {
+		m->nr = nr;
+		m->what = 0;
+	}
+	m->what |= i->i_ino >= b->first_new && root_of(i) == b->root ? MOVED_NEW : MOVED_OTHER;
+	return 0;
+}
+
+/* meta_of is what such a call sets when it has finished. Each of them comes here, so nothing of
+ * one is taken for the next. */
+static __always_inline __u64 meta_of(struct task_struct *t, __u64 nr, long ret)
+{
+	struct moved *m = bpf_task_storage_get(&moved, t, 0, 0);
+	if (!m)
+		return F_META;
+	bool only_new = m->nr == nr && m->what == MOVED_NEW;
+	m->nr = m->what = 0;
+	return only_new && ret >= 0 ? F_NEWMETA : F_META;
+}
+
 /* changes_nothing says of a finished call, by what nobody can alter any more (its number, its
  * arguments in registers, its result), that it sets no flag, whoever made it. Most calls
  * end here, before anybody asks whose they are. It may only say so where the code
@@ -346,7 +408,7 @@ static __always_inline bool changes_nothing(__u16 c, long nr, struct pt_regs *r,
 	if (nr == NR_open && !(r->si & (O_ACCMODE | O_TRUNC)))
 		return true;
 	if (ret < 0 && !half_done(ret))
-		return !(c & C_SPECIAL) || nr == NR_ioctl;
+		return !(c & (C_SPECIAL | C_META)) || nr == NR_ioctl;
 	return ret == 0 && c & C_FD && c & C_CONTENT;
 }
 

@@ -48,8 +48,9 @@ static __noinline int changed(struct pt_regs *r, long ret, __u16 c, bool other)
 		on_fd(b, t, r, nr, c, ret);
 	if (!(c & ~(C_NAMED | C_FD | C_CONTENT | C_FDARGS)))
 		return 0;
+	__u64 meta = moves_times(c, nr) ? meta_of(t, nr, ret) : F_META;
 	if (c & C_SPECIAL)
-		special(b, t, r, nr, ret);
+		special(b, t, r, nr, ret, meta);
 	if (c & C_OPEN)
 		opened(b, t, r, nr, ret);
 	if (ret < 0 && !half_done(ret))
@@ -57,7 +58,7 @@ static __noinline int changed(struct pt_regs *r, long ret, __u16 c, bool other)
 	if (c & C_NAMES)
 		mark(b, F_NAMES);
 	if (c & C_META)
-		mark(b, F_META);
+		mark(b, meta);
 	if (ret < 0)
 		return 0;
 	if (nr == NR_utimensat || nr == NR_utimes || nr == NR_utime || nr == NR_futimesat)
@@ -150,7 +151,7 @@ int BPF_PROG(inode_new, struct inode *i)
  * name that it will write later ("delayed_inode", "delayed_item": modes, owners,
  * times; once until the next commit, which every snapshot is). So a call that the
  * table takes for harmless, or that failed half way, can't change them unseen. */
-static __noinline int begun(void)
+static __noinline int begun(__u64 ino)
 {
 	struct pt_regs *r = (void *)bpf_task_pt_regs(bpf_get_current_task_btf());
 	long nr = r->orig_ax;
@@ -162,7 +163,7 @@ static __noinline int begun(void)
 	if (blind & B_CALLS_FILES)
 		c &= ~(C_FD | C_SPECIAL); /* nothing else will explain these */
 	if (c & C_META)
-		mark(b, F_META);
+		mark(b, ino >= b->first_new ? F_NEWMETA : F_META);
 	else if (c & (C_NAMES | C_OPEN | C_EVICTS))
 		mark(b, F_NAMES);
 	else if (!(c & (C_FD | C_SPECIAL)))
@@ -179,7 +180,21 @@ int BPF_PROG(transaction, const struct btrfs_fs_info *fs, const char *type, __u6
 	__u64 what = word_at(type);
 	if (what != 0x746361736e617274 /* "transact" */ && what != 0x5f646579616c6564 /* "delayed_" */)
 		return 0;
-	return begun();
+	/* "delayed_inode" comes with the inode's number */
+	return begun(word_at(type + 6) == 0x0065646f6e695f64 /* "d_inode" */ ? val : 0);
+}
+
+/* The time of change of an inode moves, or would if the clock had ticked. */
+SEC("tp_btf/ctime_ns_xchg")
+int BPF_PROG(ctime_moves, struct inode *i)
+{
+	return time_moves(i);
+}
+
+SEC("tp_btf/ctime_xchg_skip")
+int BPF_PROG(ctime_stays, struct inode *i)
+{
+	return time_moves(i);
 }
 
 SEC("tp_btf/io_uring_submit_req")

@@ -47,6 +47,12 @@ type InspectorHeld struct {
 	Name     [16]int8
 }
 
+type InspectorMoved struct {
+	_    structs.HostLayout
+	Nr   uint32
+	What uint32
+}
+
 type InspectorSleeper struct {
 	_      structs.HostLayout
 	Why    uint64
@@ -76,10 +82,13 @@ const (
 	InspectorMapBoxes        = "boxes"
 	InspectorMapDrowsy       = "drowsy"
 	InspectorMapHoldings     = "holdings"
+	InspectorMapMoved        = "moved"
 	InspectorMapSleepers     = "sleepers"
 	InspectorMapSlots        = "slots"
 	InspectorProgBeside      = "beside"
 	InspectorProgCapable     = "capable"
+	InspectorProgCtimeMoves  = "ctime_moves"
+	InspectorProgCtimeStays  = "ctime_stays"
 	InspectorProgDirectIo    = "direct_io"
 	InspectorProgDirtyFolio  = "dirty_folio"
 	InspectorProgFilesOf     = "files_of"
@@ -144,6 +153,8 @@ type InspectorSpecs struct {
 type InspectorProgramSpecs struct {
 	Beside      *ebpf.ProgramSpec `ebpf:"beside"`
 	Capable     *ebpf.ProgramSpec `ebpf:"capable"`
+	CtimeMoves  *ebpf.ProgramSpec `ebpf:"ctime_moves"`
+	CtimeStays  *ebpf.ProgramSpec `ebpf:"ctime_stays"`
 	DirectIo    *ebpf.ProgramSpec `ebpf:"direct_io"`
 	DirtyFolio  *ebpf.ProgramSpec `ebpf:"dirty_folio"`
 	FilesOf     *ebpf.ProgramSpec `ebpf:"files_of"`
@@ -163,6 +174,7 @@ type InspectorMapSpecs struct {
 	Boxes    *ebpf.MapSpec `ebpf:"boxes"`
 	Drowsy   *ebpf.MapSpec `ebpf:"drowsy"`
 	Holdings *ebpf.MapSpec `ebpf:"holdings"`
+	Moved    *ebpf.MapSpec `ebpf:"moved"`
 	Sleepers *ebpf.MapSpec `ebpf:"sleepers"`
 	Slots    *ebpf.MapSpec `ebpf:"slots"`
 }
@@ -204,6 +216,7 @@ type InspectorMaps struct {
 	Boxes    *ebpf.Map `ebpf:"boxes"`
 	Drowsy   *ebpf.Map `ebpf:"drowsy"`
 	Holdings *ebpf.Map `ebpf:"holdings"`
+	Moved    *ebpf.Map `ebpf:"moved"`
 	Sleepers *ebpf.Map `ebpf:"sleepers"`
 	Slots    *ebpf.Map `ebpf:"slots"`
 }
@@ -213,6 +226,7 @@ func (m *InspectorMaps) Close() error {
 		m.Boxes,
 		m.Drowsy,
 		m.Holdings,
+		m.Moved,
 		m.Sleepers,
 		m.Slots,
 	)
@@ -238,6 +252,8 @@ type InspectorVariables struct {
 type InspectorPrograms struct {
 	Beside      *ebpf.Program `ebpf:"beside"`
 	Capable     *ebpf.Program `ebpf:"capable"`
+	CtimeMoves  *ebpf.Program `ebpf:"ctime_moves"`
+	CtimeStays  *ebpf.Program `ebpf:"ctime_stays"`
 	DirectIo    *ebpf.Program `ebpf:"direct_io"`
 	DirtyFolio  *ebpf.Program `ebpf:"dirty_folio"`
 	FilesOf     *ebpf.Program `ebpf:"files_of"`
@@ -254,6 +270,8 @@ func (p *InspectorPrograms) Close() error {
 	return _InspectorClose(
 		p.Beside,
 		p.Capable,
+		p.CtimeMoves,
+		p.CtimeStays,
 		p.DirectIo,
 		p.DirtyFolio,
 		p.FilesOf,

@@ -24,8 +24,13 @@ enum { BPF_ANY = 0 };
 enum bpf_map_type {
 	BPF_MAP_TYPE_HASH = 1,
 	BPF_MAP_TYPE_ARRAY = 2,
+	BPF_MAP_TYPE_TASK_STORAGE = 29,
 };
-enum { BPF_F_NO_PREALLOC = 1, BPF_F_MMAPABLE = 1 << 10 };
+enum {
+	BPF_F_NO_PREALLOC = 1 << 0,
+	BPF_F_MMAPABLE = 1 << 10,
+};
+enum { BPF_LOCAL_STORAGE_GET_F_CREATE = 1 };
 
 #define __kernel __attribute__((preserve_access_index))
 

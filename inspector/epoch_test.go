@@ -6,11 +6,14 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/boxwood-rl/boxwood/internal/testenv"
 	"github.com/boxwood-rl/boxwood/tree"
 )
 
@@ -169,5 +172,23 @@ func TestClockTimerIsCancelledOnSet(t *testing.T) {
 	}
 	if left.Value.Sec < 1<<32 {
 		t.Errorf("the timer ends in %d s: it would look like a clock that was set", left.Value.Sec)
+	}
+}
+
+// Modes of files that come and go within the turn ask for no comparison of all others, where
+// the kernel tells whose times move.
+func TestNewInodesNeedNoComparison(t *testing.T) {
+	k := mustKernel(t, Options{})
+	if len(k.absent) > 0 {
+		testenv.Require(t, func() string { return "this kernel hasn't got " + strings.Join(k.absent, ", ") })
+	}
+	for way, want := range map[string]signs{"mkdtemp_": 0, "lower_temp_chmod": 0, "chmod_": sawMeta, "chmod_new_and_old": sawMeta, "chmod_by_new_link": sawMeta} {
+		b := mustBox(t, nil)
+		w := mustWatch(t, k, b)
+		w.BeginTurn()
+		b.turn("/ways", way)
+		if got := signs(atomic.LoadUint64(&w.(*watch).box.Epoch)); got&sawMeta != want {
+			t.Errorf("%s: flags %#x", way, got)
+		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 // comparison is what the last comparison of upper with the base found. It stays
 // true until the kernel side flags something new.
 type comparison struct {
-	names []tree.Effect       // names that differ
+	names []named             // names that differ
 	metas map[string]metadata // inodes that differ, by path
 	// copies are files of the image that were copied up and still show what the image
 	// shows, with their time of change. They are new inodes, whose content raises no
@@ -26,6 +26,13 @@ type comparison struct {
 	partial bool
 	// settled is the stamp before which a time of change told all.
 	settled int64
+}
+
+// named is a name that differs, as an effect of the turn that made it so.
+type named struct {
+	kind   tree.EffectKind
+	path   string
+	detail string
 }
 
 // maxContent is how much one barrier reads to tell a file that looks changed from
@@ -141,10 +148,10 @@ func (w *watch) compare(ctx context.Context, epoch signs, decided bool) error {
 	return nil
 }
 
-func (w *watch) namesThatDiffer(d difference, epoch signs, was comparison) []tree.Effect {
-	var out []tree.Effect
+func (w *watch) namesThatDiffer(d difference, epoch signs, was comparison) []named {
+	out := make([]named, 0, len(was.names)+16)
 	add := func(kind tree.EffectKind, path, detail string) {
-		out = append(out, tree.Effect{Kind: kind, Subject: []byte(path), Detail: detail})
+		out = append(out, named{kind, path, detail})
 	}
 	limit := int64(maxContent)
 	for _, m := range d.moved {
@@ -165,7 +172,7 @@ func (w *watch) namesThatDiffer(d difference, epoch signs, was comparison) []tre
 		}
 	}
 	for _, p := range d.gone {
-		if p.kind == unix.DT_CHR && slices.ContainsFunc(out, func(e tree.Effect) bool { return string(e.Subject) == p.path }) {
+		if p.kind == unix.DT_CHR && slices.ContainsFunc(out, func(e named) bool { return e.path == p.path }) {
 			continue // a whiteout that made room for what is told already
 		}
 		add(tree.FileDeleted, p.path, "")
@@ -266,20 +273,24 @@ func (w *watch) compareSince(ctx context.Context, from int64, base, live *folder
 
 // fresh reports what the last comparison found and the one before didn't.
 func (w *watch) fresh(was comparison, turn *finding) {
-	before := map[string]tree.EffectKind{}
-	for _, e := range was.names {
-		before[string(e.Subject)] = e.Kind
+	// Most names that differed still do, in the same order.
+	same := 0
+	for same < len(was.names) && same < len(w.files.names) && was.names[same] == w.files.names[same] {
+		same++
 	}
-	for _, e := range w.files.names {
-		path := string(e.Subject)
-		if kind, ok := before[path]; ok {
-			delete(before, path)
-			if kind == e.Kind {
+	before := make(map[string]tree.EffectKind, len(was.names)-same)
+	for _, e := range was.names[same:] {
+		before[e.path] = e.kind
+	}
+	for _, e := range w.files.names[same:] {
+		if kind, ok := before[e.path]; ok {
+			delete(before, e.path)
+			if kind == e.kind {
 				continue
 			}
 		}
 		turn.files = true
-		turn.effect(e.Kind, e.Subject, e.Detail)
+		turn.effect(e.kind, []byte(e.path), e.detail)
 	}
 	for path, kind := range before {
 		// It differed before and no longer does: undone, which is a change of this turn.

@@ -76,11 +76,13 @@ func Open(o Options) (*Kernel, error) {
 	return k, nil
 }
 
-// optional programs and the tracepoints they need: without one, the rule that
-// stands in for it is stricter (see docs/INSPECTOR.md, "Kernels").
+// optional programs, the tracepoints they need, and the variable that tells the others, if they ask: without
+// one, the rule that stands in for it is stricter (see docs/INSPECTOR.md, "Kernels").
 var optional = []struct{ program, tracepoint, variable string }{
 	{bpf.InspectorProgDirectIo, "iomap_dio_rw_begin", bpf.InspectorVarHaveDio},
 	{bpf.InspectorProgCapable, "cap_capable", bpf.InspectorVarHaveCap},
+	{bpf.InspectorProgCtimeMoves, "ctime_ns_xchg", ""},
+	{bpf.InspectorProgCtimeStays, "ctime_xchg_skip", ""},
 }
 
 func (k *Kernel) load() error {
@@ -107,8 +109,10 @@ func (k *Kernel) load() error {
 	}
 	for _, o := range optional {
 		there := hasTracepoint(kernel, o.tracepoint)
-		if err := spec.Variables[o.variable].Set(there); err != nil {
-			return fmt.Errorf("setting %s: %w", o.variable, err)
+		if o.variable != "" {
+			if err := spec.Variables[o.variable].Set(there); err != nil {
+				return fmt.Errorf("setting %s: %w", o.variable, err)
+			}
 		}
 		if !there {
 			k.absent = append(k.absent, o.tracepoint)
@@ -128,7 +132,7 @@ func (k *Kernel) load() error {
 	}
 	k.progs = []*ebpf.Program{
 		k.objs.DirtyFolio, k.objs.DirectIo, k.objs.InodeNew, k.objs.Transaction,
-		k.objs.Uring, k.objs.Capable, k.objs.SysExit,
+		k.objs.Uring, k.objs.Capable, k.objs.CtimeMoves, k.objs.CtimeStays, k.objs.SysExit,
 	}
 	if k.links, err = attach(k.progs...); err != nil {
 		return err

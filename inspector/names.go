@@ -1,6 +1,7 @@
 package inspector
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"slices"
@@ -48,6 +49,7 @@ type lister struct {
 	settled int64
 	left    int // entries that may still be read or walked
 	depth   int
+	buf     []byte // for readNames
 }
 
 // maxDepth bounds the descriptors and the stack that one listing takes: a sandbox
@@ -77,7 +79,7 @@ func (l *lister) walk(dir int, name string, was *folder) (*folder, error) {
 	var st unix.Stat_t
 	// Most directories have none below them and didn't change: one call each.
 	if was != nil && len(was.subs) == 0 {
-		if err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		if err := statAt(dir, name, &st); err != nil {
 			return nil, err
 		}
 		if st.Mode&unix.S_IFMT == unix.S_IFDIR && l.unchanged(was, &st) {
@@ -101,7 +103,7 @@ func (l *lister) walk(dir int, name string, was *folder) (*folder, error) {
 		f.entries, f.marks = was.entries, was.marks
 	} else {
 		var err error
-		if f.entries, err = readNames(fd); err != nil {
+		if f.entries, err = l.readNames(fd); err != nil {
 			return nil, err
 		}
 		f.marks = marksOf(fd)
@@ -158,11 +160,13 @@ func (f *folder) finder(inOrder bool) func(name string) *folder {
 	return func(name string) *folder { return byName[name] }
 }
 
-func readNames(fd int) ([]entry, error) {
+func (l *lister) readNames(fd int) ([]entry, error) {
 	var out []entry
-	buf := make([]byte, 32<<10)
+	if l.buf == nil {
+		l.buf = make([]byte, 32<<10)
+	}
 	for {
-		n, err := unix.ReadDirent(fd, buf)
+		n, err := unix.ReadDirent(fd, l.buf)
 		if err == unix.EINTR {
 			continue
 		}
@@ -172,7 +176,7 @@ func readNames(fd int) ([]entry, error) {
 		if n == 0 {
 			break
 		}
-		for b := buf[:n]; len(b) > 0; {
+		for b := l.buf[:n]; len(b) > 0; {
 			// struct linux_dirent64: ino u64, off s64, reclen u16, type u8, name
 			d := (*unix.Dirent)(unsafe.Pointer(&b[0]))
 			name := b[19:d.Reclen]
@@ -200,18 +204,34 @@ func readNames(fd int) ([]entry, error) {
 	return out, nil
 }
 
+var markNames = []struct {
+	name string
+	mark overlayMarks
+}{
+	{"trusted.overlay.origin", copiedUp},
+	{"trusted.overlay.opaque", hidesLower},
+	{"trusted.overlay.redirect", redirected},
+}
+
 func marksOf(fd int) (m overlayMarks) {
-	for _, x := range []struct {
-		name string
-		mark overlayMarks
-	}{
-		{"trusted.overlay.origin", copiedUp},
-		{"trusted.overlay.opaque", hidesLower},
-		{"trusted.overlay.redirect", redirected},
-	} {
-		if _, err := unix.Fgetxattr(fd, x.name, nil); err == nil {
-			m |= x.mark
+	var buf [1 << 10]byte
+	n, err := unix.Flistxattr(fd, buf[:])
+	if err != nil { // more than that, or none can be listed
+		for _, x := range markNames {
+			if _, err := unix.Fgetxattr(fd, x.name, nil); err == nil {
+				m |= x.mark
+			}
 		}
+		return m
+	}
+	for list := buf[:n]; len(list) > 0; {
+		name, rest, _ := bytes.Cut(list, []byte{0})
+		for _, x := range markNames {
+			if string(name) == x.name {
+				m |= x.mark
+			}
+		}
+		list = rest
 	}
 	return m
 }

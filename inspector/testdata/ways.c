@@ -199,6 +199,10 @@ W(long_name) { char n[256]; memset(n, 'n', 255); n[255] = 0; n[3] = '\n'; n[4] =
 
 /* ---- metadata ---- */
 W(chmod_) { MUST(chmod("old", 0600)); }
+W(chmod_new_and_old) { close(MUST(open("t", O_CREAT | O_RDWR, 0600))); MUST(chmod("t", 0644)); MUST(chmod("old", 0600)); MUST(chmod("t", 0600)); MUST(unlink("t")); }
+W(chmod_failed_and_old) { close(MUST(open("t", O_CREAT | O_RDWR, 0600))); MUST(chmod("t", 0644)); chmod("none", 0600); chmod("/proc/self/none", 0600); MUST(chmod("old", 0600)); MUST(unlink("t")); }
+W(chmod_by_new_link) { close(MUST(open("t", O_CREAT | O_RDWR, 0600))); MUST(link("old", "u")); MUST(chmod("u", 0600)); MUST(unlink("u")); MUST(unlink("t")); }
+W(utimensat_new_and_old) { struct timespec t[2] = {{1, 0}, {1, 0}}; close(MUST(open("t", O_CREAT | O_RDWR, 0600))); MUST(utimensat(AT_FDCWD, "t", t, 0)); MUST(utimensat(AT_FDCWD, "old", t, 0)); MUST(unlink("t")); }
 W(fchmod_) { MUST(fchmod(rw("old"), 0600)); }
 W(fchmodat2_) { MUST(syscall(452, AT_FDCWD, "old", 0600, 0)); }
 W(chmod_root) { MUST(chmod("/", 0700)); }
@@ -363,7 +367,7 @@ static const struct { const char *name; void (*run)(void); } ways[] = {
 	ROW(io_uring_), ROW(io_uring_write), ROW(int80), ROW(core), ROW(inherited), ROW(stdout_), ROW(proc_self_fd), ROW(passed), ROW(double_fork), ROW(unshared), ROW(memfd_exec), ROW(race_write), ROW(race_fchmod), ROW(race_path_chmod), ROW(race_path_truncate), ROW(race_path_unlink), ROW(race_close), ROW(mapped_store), ROW(sparse), ROW(concurrent),
 	ROW(create), ROW(tmpfile_link), ROW(rename_), ROW(rename_over), ROW(rename_dir), ROW(rename_into), ROW(exchange), ROW(link_), ROW(symlink_), ROW(mkfifo_), ROW(mknod_), ROW(bind_),
 	ROW(mkdir_), ROW(rmdir_), ROW(unlink_), ROW(unlink_write), ROW(replace_same), ROW(lower_unlink), ROW(lower_write), ROW(lower_mmap), ROW(lower_mapped_survivor), ROW(lower_chmod), ROW(lower_chmod_dir), ROW(lower_fchmod_dir),
-	ROW(lower_truncate), ROW(lower_create), ROW(long_name), ROW(chmod_), ROW(fchmod_), ROW(fchmodat2_), ROW(chmod_root), ROW(chmod_dir), ROW(fchmod_dir), ROW(chown_), ROW(lchown_), ROW(fchown_),
+	ROW(lower_truncate), ROW(lower_create), ROW(long_name), ROW(chmod_), ROW(chmod_new_and_old), ROW(chmod_failed_and_old), ROW(chmod_by_new_link), ROW(utimensat_new_and_old), ROW(fchmod_), ROW(fchmodat2_), ROW(chmod_root), ROW(chmod_dir), ROW(fchmod_dir), ROW(chown_), ROW(lchown_), ROW(fchown_),
 	ROW(utimensat_), ROW(utimensat_dir), ROW(lower_utimensat_dir), ROW(futimens_), ROW(utimes_), ROW(utime_), ROW(touch), ROW(setxattr_), ROW(lsetxattr_), ROW(fsetxattr_), ROW(setxattr_dir), ROW(removexattr_), ROW(fremovexattr_), ROW(setflags),
 	ROW(fssetxattr), ROW(setflags_dir), ROW(futimesat_), ROW(lremovexattr_), ROW(setxattrat_), ROW(removexattrat_), ROW(file_setattr_), ROW(msg_sent), ROW(sem_used), ROW(mq_sent), ROW(quiet), ROW(reads), ROW(open_rdwr), ROW(open_rdwr_lower), ROW(create_unlink), ROW(mkdtemp_), ROW(lower_temp), ROW(lower_temp_chmod), ROW(tmpfile_gone),
 	ROW(rename_new), ROW(rename_back), ROW(link_unlink), ROW(lock), ROW(failed), ROW(dev_null), ROW(pipes), ROW(memfd), ROW(write_nothing), ROW(private_map), ROW(shared_map_read), ROW(children),
