@@ -365,8 +365,11 @@ static __always_inline int time_moves(struct inode *i)
 	if (i->i_sb->s_magic != BTRFS)
 		return 0; /* overlayfs copies the times of its upper layer */
 	struct box *b = watched();
-	if (!b)
+	if (!b || (blind & B_TXN))
 		return 0;
+	bool new = i->i_ino >= b->first_new && root_of(i) == b->root;
+	if (!new)
+		mark(b, F_META); /* the file system's own word, also if the call isn't seen to end */
 	struct moved *m = bpf_task_storage_get(&moved, t, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
 	if (!m) {
 		mark(b, F_META);
@@ -376,7 +379,7 @@ static __always_inline int time_moves(struct inode *i)
 		m->nr = nr;
 		m->what = 0;
 	}
-	m->what |= i->i_ino >= b->first_new && root_of(i) == b->root ? MOVED_NEW : MOVED_OTHER;
+	m->what |= new ? MOVED_NEW : MOVED_OTHER;
 	return 0;
 }
 
