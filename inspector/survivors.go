@@ -535,8 +535,8 @@ func (w *watch) moved(epoch signs) *moved {
 		}
 	}
 	for _, e := range w.files.names {
-		m.paths = append(m.paths, string(e.Subject))
-		if from, ok := strings.CutPrefix(e.Detail, "from "); ok {
+		m.paths = append(m.paths, e.path)
+		if from, ok := strings.CutPrefix(e.detail, "from "); ok {
 			if path, err := strconv.Unquote(from); err == nil {
 				m.paths = append(m.paths, path)
 			} else {
