@@ -61,7 +61,8 @@ func (e *Engine) capture(ctx context.Context, s *sandbox, b *body, n *tree.Node,
 					return err
 				}
 			}
-			return tx.SetCaptured(*ck, frozenAt, false, time.Since(row.StartedAt))
+			// Survivors were there when the observation was made, and ran on until the freeze.
+			return tx.SetCaptured(*ck, frozenAt, row.Kind == tree.Dump, time.Since(row.StartedAt))
 		})
 		if err == nil {
 			s.mu.Lock()
@@ -186,9 +187,15 @@ func (e *Engine) snapshotFrozen(ctx context.Context, b *body, half saving, id id
 
 // removeState gives back the content of a process state that no record names.
 func (e *Engine) removeState(id ids.Process) {
-	if err := e.vault.remove(id); err != nil {
+	if err := e.dropContent(id); err != nil {
 		e.log.Error("removing a process state", "state", id, "error", err)
 	}
+}
+
+// dropContent removes the content of a process state, wherever it is.
+func (e *Engine) dropContent(id ids.Process) error {
+	e.dumps.letGo(id)
+	return e.vault.remove(id)
 }
 
 // removeSnapshot gives back file state that no record names.

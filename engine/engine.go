@@ -27,6 +27,7 @@ import (
 	"time"
 
 	"github.com/boxwood-rl/boxwood/engine/box"
+	"github.com/boxwood-rl/boxwood/engine/criu"
 	"github.com/boxwood-rl/boxwood/engine/pool"
 	"github.com/boxwood-rl/boxwood/engine/stats"
 	"github.com/boxwood-rl/boxwood/inspector"
@@ -38,6 +39,8 @@ import (
 // Boxes starts sandboxes; *box.Host is the real one.
 type Boxes interface {
 	Start(ctx context.Context, root box.Root, id box.Identity) (box.Box, error)
+	// Restore makes one of saved processes; they run when Resume says so.
+	Restore(ctx context.Context, root box.Root, id box.Identity, s box.Saved, by *criu.Program) (box.Box, error)
 	// Adopt finds a box of an earlier daemon by its record.
 	Adopt(ctx context.Context, record []byte) (box.Box, error)
 	// Sweep ends every box of an earlier daemon that wasn't adopted.
@@ -53,6 +56,8 @@ type Parts struct {
 	Boxes     Boxes
 	Inspector inspector.Inspector
 	Stats     *stats.Recorder
+	// CRIU saves what isn't empty and isn't shells alone; nil: such nodes are withheld.
+	CRIU *criu.Program
 	// Capabilities of the host, for Info.
 	Capabilities []Capability
 }
@@ -77,6 +82,8 @@ type Config struct {
 	Captures int
 	// Forks whose boxes are being made at once: 4.
 	Forks int
+	// DumpMemory bounds how many bytes of dumps are kept in memory: an eighth of the host's.
+	DumpMemory int64
 	// Audit is the share of turns whose verdict is compared with what really
 	// changed, from 0 to 1.
 	Audit float64
@@ -119,6 +126,8 @@ type Engine struct {
 
 	keepers map[tree.ProcessKind]keeper
 	vault   *vault
+	dumps   *dumpStore
+	leader  leader
 
 	captures *sched.Runner
 	audits   audits
@@ -171,6 +180,12 @@ func New(ctx context.Context, parts Parts, cfg Config) (*Engine, error) {
 	var err error
 	if e.vault, err = openVault(cfg.StateDir); err != nil {
 		return nil, err
+	}
+	if e.dumps, err = openDumpStore(e.vault, cfg.RunDir, cfg.DumpMemory, e.log.Error); err != nil {
+		return nil, fmt.Errorf("opening the dumps in memory: %w", err)
+	}
+	if parts.CRIU != nil {
+		e.keepers[tree.Dump] = newDumpKeeper(e, parts.CRIU)
 	}
 	if err := os.MkdirAll(e.boxDir(), 0o700); err != nil {
 		return nil, fmt.Errorf("making the folder of box records: %w", err)
@@ -265,5 +280,6 @@ func (e *Engine) Close(ctx context.Context) error {
 	e.removals.Drain(ctx)
 	e.removals.Close()
 	e.recording.Wait()
+	e.dumps.close()
 	return e.closeParts()
 }

@@ -384,11 +384,17 @@ func (e *Engine) materialise(ctx context.Context, b *birth) error {
 	if err == nil {
 		err = failpoint.Hit("birth written")
 	}
+	if err == nil {
+		err = made.box.Resume() // what was restored has waited for its watch
+	}
 	if err != nil {
 		if terr := e.tearDown(context.WithoutCancel(ctx), made); terr != nil {
 			e.log.Error("ending a half-made box", "generation", made.gen, "error", terr)
 		}
 		return err
+	}
+	if b.point.state != nil && b.point.state.Kind == tree.Dump && !b.point.checkpoint.Proven {
+		e.prove(ctx, b.point.checkpoint)
 	}
 	b.body = made
 	return nil
@@ -429,6 +435,9 @@ func (e *Engine) embody(ctx context.Context, ck *tree.Checkpoint, state *tree.Pr
 	<-e.attaches
 	if err != nil {
 		return nil, fmt.Errorf("starting a box: %w", err)
+	}
+	if state == nil {
+		e.noteLeader(bx)
 	}
 	if row != nil {
 		row.Clone, row.Attach = cloned.Sub(began), time.Since(attaching) // the check against the seal included

@@ -100,10 +100,13 @@ func (e *Engine) stateOf(ck *tree.Checkpoint) (*tree.ProcessState, error) {
 // emptyKeeper keeps what needs no keeping: no process of a turn survives.
 type emptyKeeper struct{ e *Engine }
 
-type emptySaving struct{ b *body }
+type emptySaving struct {
+	e *Engine
+	b *body
+}
 
 func (k emptyKeeper) prepare(_ context.Context, b *body) (saving, error) {
-	s := emptySaving{b}
+	s := emptySaving{k.e, b}
 	if err := s.check(); err != nil {
 		return nil, err
 	}
@@ -116,6 +119,13 @@ func (s emptySaving) check() error {
 	case err != nil:
 		return fmt.Errorf("looking for survivors: %w", err)
 	case len(alive) > 0:
+		return errOtherKind
+	}
+	left, err := s.e.objectsLeft(s.b)
+	switch {
+	case err != nil:
+		return fmt.Errorf("looking for kernel objects: %w", err)
+	case left:
 		return errOtherKind
 	}
 	return nil

@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/boxwood-rl/boxwood/engine/box"
+	"github.com/boxwood-rl/boxwood/engine/criu"
 	"github.com/boxwood-rl/boxwood/engine/pool"
 	"github.com/boxwood-rl/boxwood/engine/stats"
 	"github.com/boxwood-rl/boxwood/inspector"
@@ -29,6 +30,9 @@ type OpenOptions struct {
 	RebuildPool bool
 	// Zygotes kept ready; 0: the default.
 	Zygotes int
+	// CRIU is the program that saves processes; empty: nodes with processes that CRIU would
+	// have to save are withheld.
+	CRIU string
 	// Cgroup is the name of Boxwood's group; empty: "boxwood".
 	Cgroup string
 	// Share is what the daemon and all sandboxes together may use of the host.
@@ -85,6 +89,12 @@ func Open(ctx context.Context, o OpenOptions) (*Engine, error) {
 		return fail(fmt.Errorf("opening the sandbox host: %w", err))
 	}
 	p.Boxes = host
+	if o.CRIU != "" {
+		if p.CRIU, err = criu.Open(o.CRIU); err != nil {
+			o.Log.Warn("CRIU can't be used: nodes with processes that it would have to save are withheld", "error", err)
+			p.CRIU = nil
+		}
+	}
 	p.Capabilities = capabilities(files.Quotas(), host.Missing())
 	if p.Stats, err = stats.New(stats.Options{Dir: filepath.Join(o.StateDir, "stats"), Nodes: nodeRows(p.Store)}); err != nil {
 		p.Stats = nil
@@ -145,6 +155,9 @@ func (e *Engine) closeParts() error {
 	if e.Boxes != nil {
 		errs = append(errs, e.Boxes.Close())
 		leaveRunDir(e.cfg.RunDir)
+	}
+	if e.CRIU != nil { // its mount namespace holds the pool
+		errs = append(errs, e.CRIU.Close())
 	}
 	if e.Inspector != nil {
 		errs = append(errs, e.Inspector.Close())

@@ -99,6 +99,7 @@ func (e *Engine) reconcile(ctx context.Context) error {
 	}
 	e.removeCondemned(ctx)
 	e.removeStrayLayers(ctx)
+	e.withholdLostDumps(ctx)
 	e.removeBirths(adopted)
 	for _, n := range again {
 		s := recapture[n.ID]
@@ -184,7 +185,7 @@ func (e *Engine) adopt(ctx context.Context, v *tree.View, rec *tree.Sandbox) (*s
 	fresh := *rec
 	fresh.LeaseUntil = time.Now().Add(rec.Lease)
 	s := newSandbox(&fresh, t.Defaults)
-	s.body = &body{gen: rec.Generation, hostname: rec.Hostname, upper: upper, box: bx, watch: watch, checkpoint: ck}
+	s.body = &body{gen: rec.Generation, hostname: rec.Hostname, upper: upper, box: bx, watch: watch, checkpoint: ck, touchedProcesses: true}
 	e.mu.Lock()
 	e.sandboxes[s.id] = s
 	e.mu.Unlock()
@@ -199,6 +200,39 @@ func lastCheckpoint(v *tree.View, id ids.Node) (*tree.Checkpoint, error) {
 		}
 	}
 	return nil, fault.New(fault.DataLoss, "no_checkpoint", "no node from %s up has a checkpoint", id)
+}
+
+// withholdLostDumps withholds the nodes whose dump was in memory alone when the host went
+// down.
+func (e *Engine) withholdLostDumps(ctx context.Context) {
+	v := e.Store.View()
+	known := map[ids.Process]bool{}
+	for p := range v.Processes() {
+		if p.Kind == tree.Dump && !p.Condemned {
+			known[p.ID] = true
+		}
+	}
+	lost, err := e.dumps.reconcile(known)
+	if err != nil {
+		e.log.Error("looking for dumps", "error", err)
+	}
+	if len(lost) == 0 {
+		return
+	}
+	e.log.Warn("dumps are lost", "states", len(lost))
+	_, err = e.Store.Update(ctx, func(tx *tree.Tx) error {
+		for _, id := range lost {
+			for n := range tx.StateUsers(id) {
+				if err := tx.SetWithheld(n.ID, "state lost: the host went down before its processes were on the disk"); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		e.log.Error("withholding nodes whose dumps are lost", "error", err)
+	}
 }
 
 // withholdLost holds every checkpoint against the pool, after the host went down

@@ -56,6 +56,8 @@ type body struct {
 	watch      inspector.Watch
 	checkpoint *tree.Checkpoint
 	objects    []string // kernel objects before the first turn, for audits
+	// touchedProcesses: a verdict said that the process half changed, or nobody knows.
+	touchedProcesses bool
 }
 
 func newSandbox(r *tree.Sandbox, d tree.Defaults) *sandbox {

@@ -468,7 +468,7 @@ func (e *Engine) removeCondemned(ctx context.Context) {
 		if e.isHeld(string(p.ID)) {
 			continue
 		}
-		if err := e.vault.remove(p.ID); err != nil {
+		if err := e.dropContent(p.ID); err != nil {
 			e.log.Error("removing a condemned process state", "state", p.ID, "error", err)
 			continue
 		}

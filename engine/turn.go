@@ -374,6 +374,7 @@ func (e *Engine) decide(n *tree.Node, b *body, lost bool) {
 	withhold := func(format string, args ...any) {
 		n.Capture, n.WithheldReason = tree.Withheld, fmt.Sprintf(format, args...)
 	}
+	b.touchedProcesses = b.touchedProcesses || n.Verdict == tree.Process || n.Verdict == tree.Both
 	switch {
 	case lost:
 		n.Verdict = tree.Both
@@ -384,7 +385,7 @@ func (e *Engine) decide(n *tree.Node, b *body, lost bool) {
 		if b.checkpoint.Proven {
 			n.Capture = tree.Proven
 		}
-	case n.Verdict == tree.Files:
+	case n.Verdict == tree.Files || e.keepers[tree.Dump] != nil:
 		n.Capture = tree.Recorded
 	default:
 		withhold("process state can't be saved yet: %s", joinReasons(n.Reasons))

@@ -3,6 +3,7 @@ package tree
 import (
 	"maps"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/boxwood-rl/boxwood/internal/fault"
@@ -43,6 +44,29 @@ func (tx *Tx) SetCaptured(k Checkpoint, frozenAt time.Time, survivorsRan bool, t
 		n.FrozenAt, n.SurvivorsRan, n.Timings.Capture = frozenAt, survivorsRan, took
 		return nil
 	})
+}
+
+// SetProven marks a checkpoint and the nodes that have it: it has been restored once
+// and found equal. Idempotent.
+func (tx *Tx) SetProven(id ids.Checkpoint) error {
+	k, err := tx.Checkpoint(id)
+	if err != nil || k.Proven {
+		return err
+	}
+	proven := *k
+	proven.Proven = true
+	if err := tx.PutCheckpoint(proven); err != nil {
+		return err
+	}
+	for _, n := range slices.Collect(tx.CheckpointUsers(id)) {
+		if n.Capture != Captured {
+			continue
+		}
+		if err := tx.edit(n.ID, func(n *Node) error { n.Capture = Proven; return nil }); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // SetWithheld marks a node as not restorable exactly, and why.

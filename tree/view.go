@@ -107,6 +107,19 @@ func (r reader) CheckpointsOf(id ids.Tree) iter.Seq[*Checkpoint] {
 	return scan[Checkpoint](r, checkpoints, byTree, key(id))
 }
 
+// StateUsers are the nodes whose checkpoint has a process state.
+func (r reader) StateUsers(id ids.Process) iter.Seq[*Node] {
+	return func(yield func(*Node) bool) {
+		for k := range scan[Checkpoint](r, checkpoints, byState, key(id)) {
+			for n := range r.CheckpointUsers(k.ID) {
+				if !yield(n) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // Process is a saved process state; a condemned one, too.
 func (r reader) Process(id ids.Process) (*ProcessState, error) {
 	return get[ProcessState](r, processes, "process state", string(id))

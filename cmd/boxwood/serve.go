@@ -20,6 +20,7 @@ import (
 	"github.com/boxwood-rl/boxwood/engine"
 	"github.com/boxwood-rl/boxwood/engine/service"
 	"github.com/boxwood-rl/boxwood/internal/cgroup"
+	"github.com/boxwood-rl/boxwood/internal/doctor"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 )
 
@@ -29,11 +30,11 @@ const shutdownLimit = 20 * time.Second
 
 // serveFlags as given.
 type serveFlags struct {
-	state, socket, group, pool, poolSize, runDir, cgroup, level, format, cpus, memory string
-	zygotes, maxSandboxes                                                             int
-	lease                                                                             time.Duration
-	audit                                                                             float64
-	rebuild, stopOnEOF                                                                bool
+	state, socket, group, pool, poolSize, runDir, cgroup, criu, level, format, cpus, memory string
+	zygotes, maxSandboxes                                                                   int
+	lease                                                                                   time.Duration
+	audit                                                                                   float64
+	rebuild, stopOnEOF                                                                      bool
 }
 
 func (a *app) serveCommand() *cobra.Command {
@@ -65,6 +66,7 @@ prints "ready" and the socket once it answers.`,
 	c.Flags().StringVar(&f.cpus, "cpus", "", `cores for the daemon and its sandboxes, such as "4-7", to keep them off the trainer's (default all)`)
 	c.Flags().StringVar(&f.memory, "memory", "", "memory of all sandboxes together, such as 64G (default no bound)")
 	c.Flags().BoolVar(&f.stopOnEOF, "stop-on-eof", false, "stop when standard input ends, as it does with the process that holds its other end")
+	c.Flags().StringVar(&f.criu, "criu", "", `CRIU, which saves processes; "none" does without (default: as boxwood doctor finds it)`)
 	c.Flags().StringVar(&f.level, "log-level", "info", "debug, info, warn or error")
 	c.Flags().StringVar(&f.format, "log-format", "text", "text or json")
 	return c
@@ -110,6 +112,12 @@ func (f serveFlags) options() (o engine.OpenOptions, err error) {
 	}
 	if o.StateDir, err = filepath.Abs(f.state); err != nil {
 		return bad("--state: %v", err)
+	}
+	switch o.CRIU = f.criu; f.criu {
+	case "":
+		o.CRIU = doctor.FindCRIU()
+	case "none":
+		o.CRIU = ""
 	}
 	o.RunDir, o.PoolDir, o.Cgroup, o.RebuildPool = f.runDir, f.pool, f.cgroup, f.rebuild
 	o.Zygotes, o.MaxSandboxes, o.Lease = f.zygotes, f.maxSandboxes, f.lease

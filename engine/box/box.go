@@ -39,6 +39,8 @@ type box struct {
 	// quiet-1; nothing else puts processes there, so that it is while jobs stays.
 	jobs, quiet atomic.Uint64
 
+	held bool // restored, and Run is frozen until Resume
+
 	leafMu sync.Mutex
 	leaf   string // the v2 folder that the running turn's processes live in
 	// spent: leaf was killed. Linux 6.18 kills whatever is cloned into a group
@@ -78,6 +80,8 @@ func (b *box) begin() {
 		rc, err := b.pidfd.SyscallConn()
 		if err == nil {
 			rc.Read(func(fd uintptr) bool { return exited(int(fd)) })
+			// A restored pid 1 is our child.
+			rc.Control(func(fd uintptr) { unix.Waitid(unix.P_PIDFD, int(fd), nil, unix.WEXITED|unix.WNOHANG, nil) })
 		}
 		if b.h.cfg.OnBox != nil {
 			b.h.cfg.OnBox(b.group.RunID, true)
@@ -133,17 +137,29 @@ func (b *box) hello(ctx context.Context) error {
 	if len(m.body) != 16 {
 		return errProtocol
 	}
-	b.starts.Store(binary.LittleEndian.Uint64(m.body))
+	b.count(binary.LittleEndian.Uint64(m.body))
 	b.ooms = b.group.OOMKills()
 	if n := binary.LittleEndian.Uint32(m.body[8:]); n > 0 {
 		b.leafs = int(n)
 		b.leaf = b.leafDir(b.leafs)
 	}
-	if b.spent = binary.LittleEndian.Uint32(m.body[12:]) != 0; b.spent {
+	state := binary.LittleEndian.Uint32(m.body[12:])
+	if b.spent = state != leafWhole; state == leafKilled {
 		return cgroup.Await(ctx, b.leaf, "populated", 0)
 	}
 	return nil
 }
+
+// count takes pid 1's count of commands. That of a restored one began in the box
+// that was saved.
+func (b *box) count(commands uint64) { b.starts.Store(commands - b.rec.Before) }
+
+// enum leaf_state of init/wire.h.
+const (
+	leafWhole = iota
+	leafKilled
+	leafGone
+)
 
 func (b *box) leafDir(n int) string { return fmt.Sprintf("%s/t%d", b.group.Run, n) }
 
@@ -351,6 +367,14 @@ func (b *box) Freeze(ctx context.Context) error {
 }
 
 func (b *box) Thaw() error { return b.orGone(cgroup.Thaw(b.group.Dir)) }
+
+func (b *box) Resume() error {
+	if !b.held {
+		return nil
+	}
+	b.held = false
+	return b.orGone(cgroup.Thaw(b.group.Run))
+}
 
 func (b *box) Root() (*os.File, error) {
 	f, err := os.OpenFile(fmt.Sprintf("/proc/%d/root", b.rec.PID), unix.O_PATH|unix.O_DIRECTORY, 0)

@@ -20,6 +20,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/boxwood-rl/boxwood/engine/criu"
 	"github.com/boxwood-rl/boxwood/internal/cgroup"
 	"github.com/boxwood-rl/boxwood/tree"
 )
@@ -112,13 +113,24 @@ type Box interface {
 	PID1() int
 	// Survivors are the processes other than pid 1.
 	Survivors() ([]Proc, error)
-	// Commands counts what pid 1 has ever started that can have changed anything:
-	// commands, WriteFile and Unpack.
+	// Commands counts what pid 1 has started in this box that can have changed
+	// anything: commands, WriteFile and Unpack.
 	Commands() uint64
 	// Freeze stops every process of the box and returns when they are; Thaw lets
 	// them go on. Freezing twice is once.
 	Freeze(ctx context.Context) error
 	Thaw() error
+	// Part closes all that connects pid 1 with the outside; until Rejoin the box is
+	// busy, and its processes can be saved. Rejoin needs a box that isn't frozen. A
+	// box that fails either is killed.
+	Part(ctx context.Context) error
+	Rejoin(ctx context.Context) error
+	// Resume lets the processes of a restored box go on for the first time. Other boxes
+	// run already.
+	Resume() error
+	// Save dumps the processes of a frozen box that has parted into an empty folder.
+	// It stays frozen. See package criu for what holds after a failure.
+	Save(ctx context.Context, by *criu.Program, images string) (Saved, error)
 	// CheckRoot returns fault.Precondition "mount_point_moved" if no box could be
 	// made from this one's root as it is.
 	CheckRoot() error

@@ -305,7 +305,7 @@ func (r *running) ended(body []byte) error {
 	}
 	r.exit.Code, r.exit.Signal = int(code), int(signal)
 	r.exit.CPU = time.Duration(min(binary.LittleEndian.Uint64(body[8:]), 1<<50)) * time.Microsecond
-	r.b.starts.Store(binary.LittleEndian.Uint64(body[16:]))
+	r.b.count(binary.LittleEndian.Uint64(body[16:]))
 	return nil
 }
 

@@ -63,6 +63,9 @@ func Open(cfg Config) (*Host, error) {
 		return nil, fmt.Errorf("opening the run folder: %w", err)
 	}
 	var err error
+	if err := writeProgram(h.control); err != nil {
+		return nil, err
+	}
 	if h.root, err = cgroup.OpenRoot(cfg.CgroupRoot); err != nil {
 		return nil, err
 	}

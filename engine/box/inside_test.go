@@ -65,7 +65,7 @@ func TestInside(t *testing.T) {
 /etc/machine-id ro,nosuid,nodev,noexec,relatime
 /proc rw,nosuid,nodev,noexec,relatime
 /proc/sys ro,nosuid,nodev,noexec,relatime
-/run/box ro,nosuid,nodev,noexec,relatime
+/run/box ro,nosuid,nodev,relatime
 /sys ro,nosuid,nodev,noexec,relatime`
 	if mounts != want {
 		t.Errorf("mounts are\n%s\nnot\n%s", mounts, want)

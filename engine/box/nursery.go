@@ -1,7 +1,6 @@
 package box
 
 import (
-	_ "embed"
 	"encoding/binary"
 	"fmt"
 	"os"
@@ -13,11 +12,6 @@ import (
 
 	"github.com/boxwood-rl/boxwood/internal/cgroup"
 )
-
-// boxinit is both the nursery and pid 1; init/build.sh makes it.
-//
-//go:embed init/boxinit
-var boxinit []byte
 
 // nursery is the process that clones zygotes; see init/main.c for why.
 type nursery struct {

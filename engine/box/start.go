@@ -100,6 +100,7 @@ type record struct {
 	Start      uint64 `json:"start"` // of pid 1, in clock ticks after boot
 	Generation string `json:"generation,omitempty"`
 	Seed       string `json:"seed,omitempty"`
+	Before     uint64 `json:"before,omitempty"` // commands that pid 1 had counted when it was saved
 }
 
 // statFields are those of /proc/PID/stat after the name, which may hold anything;
@@ -171,8 +172,8 @@ func (z *zygote) reconnect(ctx context.Context, r record) (_ *box, err error) {
 			z.release()
 		}
 	}()
-	// A box that was left frozen couldn't answer.
-	if err := cgroup.Thaw(z.group.Dir); err != nil {
+	// A box that was left frozen couldn't answer, and one that was restored hadn't been let go.
+	if err := errors.Join(cgroup.Thaw(z.group.Dir), cgroup.Thaw(z.group.Run)); err != nil {
 		return nil, err
 	}
 	if z.wire, err = dial(z.h.controlDir(z.slot)); err != nil {
@@ -209,7 +210,7 @@ func dial(dir string) (*wire, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/init.sock", folder)}); err != nil {
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/%s", folder, socketName)}); err != nil {
 		unix.Close(fd)
 		return nil, fmt.Errorf("connecting to pid 1: %w", err)
 	}

@@ -28,6 +28,8 @@ const (
 	opType
 	opSignal
 	opSessions
+	opPart
+	opListen
 )
 
 type kind uint16

@@ -28,6 +28,9 @@ type zygote struct {
 	leaf, kill int
 }
 
+// socketName is pid 1's listening socket in its control folder.
+const socketName = "init.sock"
+
 // newZygote makes one, all steps of which are undone on failure.
 func (h *Host) newZygote() (z *zygote, err error) {
 	slot, err := h.takeSlot()
@@ -43,6 +46,9 @@ func (h *Host) newZygote() (z *zygote, err error) {
 	}()
 	dir := h.controlDir(slot)
 	if err := os.Mkdir(dir, 0o755); err != nil {
+		return z, err
+	}
+	if err := os.Link(filepath.Join(h.control, startProgram), filepath.Join(dir, programName)); err != nil {
 		return z, err
 	}
 	if err := unix.Chown(dir, idBase(slot), idBase(slot)); err != nil {
@@ -64,7 +70,7 @@ func (h *Host) newZygote() (z *zygote, err error) {
 	}
 	z.wire.SetReadDeadline(time.Time{})
 	// From here on nobody inside can connect, let alone replace anything.
-	for _, path := range []string{filepath.Join(dir, "init.sock"), dir} {
+	for _, path := range []string{filepath.Join(dir, socketName), dir} {
 		if err := os.Lchown(path, 0, 0); err != nil {
 			return z, err
 		}

@@ -64,7 +64,7 @@ func runDaemon(dir string) error {
 		}
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	o := engine.OpenOptions{PoolBytes: 4 << 30, Zygotes: 8, Cgroup: "boxwood-test-" + filepath.Base(dir)}
+	o := engine.OpenOptions{PoolBytes: 4 << 30, Zygotes: 8, CRIU: testenv.CRIUPath(), Cgroup: "boxwood-test-" + filepath.Base(dir)}
 	o.StateDir, o.Log, o.RebuildPool = dir, log, os.Getenv(rebuildPool) != ""
 	if os.Getenv(smallPool) != "" {
 		o.PoolBytes = 640 << 20

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxwood-rl/boxwood/internal/testenv"
 	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 )
 
@@ -97,34 +98,27 @@ func TestRollbackInPlace(t *testing.T) {
 	}
 }
 
-func TestSurvivorsWithholdTheNode(t *testing.T) {
+func TestSurvivorsAreDumped(t *testing.T) {
+	testenv.Require(t, testenv.CRIU)
 	d := running(t)
 	root, sb := d.newTree(t)
 	n := d.run(t, sb.GetId(), "echo x > /root/x; sleep 1000 >/dev/null 2>&1 & while read -r n < /proc/$!/comm && [ \"$n\" != sleep ]; do :; done").GetNode()
-	if n.GetVerdict() != boxwoodv1.Verdict_VERDICT_BOTH || n.GetCapture() != boxwoodv1.CaptureStatus_CAPTURE_STATUS_WITHHELD {
+	if n.GetVerdict() != boxwoodv1.Verdict_VERDICT_BOTH || n.GetCapture() != boxwoodv1.CaptureStatus_CAPTURE_STATUS_RECORDED {
 		t.Fatalf("a surviving process and a new file: %v, %v", n.GetVerdict(), n.GetCapture())
 	}
-	stream, err := d.client.Fork(ctx(t), &boxwoodv1.ForkRequest{Wants: []*boxwoodv1.ForkRequest_Want{
-		{From: &boxwoodv1.ForkRequest_Want_NodeId{NodeId: n.GetId()}, Count: 1}}})
-	if err == nil {
-		_, err = stream.Recv()
+	child := d.fork(t, d.saved(t, n.GetId()), 1)[0]
+	for _, s := range []*boxwoodv1.Sandbox{sb, child} {
+		if got := d.ok(t, s.GetId(), sleepers); got == "" {
+			t.Fatalf("the survivor isn't there any more in %s", s.GetId())
+		}
 	}
-	if reason(err) != "node_withheld" {
-		t.Fatalf("forking a withheld node: %v", err)
-	}
-	if !strings.Contains(n.GetWithheldReason(), "sleep") {
-		t.Fatalf("the reason must name the survivor: %q", n.GetWithheldReason())
-	}
-	if got := d.ok(t, sb.GetId(), sleepers); got == "" {
-		t.Fatal("the survivor isn't there any more")
-	}
-	// Once the survivor is gone, the files are captured.
+	// Once the survivor is gone, the files alone are captured.
 	n = d.run(t, sb.GetId(), "p=$("+sleepers+"); kill -9 $p; while kill -0 $p 2>/dev/null; do :; done").GetNode()
 	got := d.captured(t, n.GetId())[0]
-	if got.GetCapture() != boxwoodv1.CaptureStatus_CAPTURE_STATUS_CAPTURED || got.GetVerdict() != boxwoodv1.Verdict_VERDICT_FILES || got.GetCheckpointId() == root.GetCheckpointId() {
+	if got.GetCapture() != boxwoodv1.CaptureStatus_CAPTURE_STATUS_CAPTURED || got.GetCheckpointId() == root.GetCheckpointId() {
 		t.Fatalf("after the survivor's end: %v", got)
 	}
-	if got := d.ok(t, d.fork(t, n.GetId(), 1)[0].GetId(), "cat /root/x"); got != "x\n" {
+	if got := d.ok(t, d.fork(t, n.GetId(), 1)[0].GetId(), "cat /root/x; "+sleepers); got != "x\n" {
 		t.Fatalf("the child sees %q", got)
 	}
 }

@@ -246,11 +246,17 @@ func Kill(dir string) error { return write(dir+"/cgroup.kill", "1") }
 
 // Freeze stops every process in a v2 group and below, and returns when they are.
 func Freeze(ctx context.Context, dir string) error {
-	if err := write(dir+"/cgroup.freeze", "1"); err != nil {
+	if err := BeginFreeze(dir); err != nil {
 		return err
 	}
 	return Await(ctx, dir, "frozen", 1)
 }
+
+// BeginFreeze is Freeze without the waiting.
+func BeginFreeze(dir string) error { return write(dir+"/cgroup.freeze", "1") }
+
+// Move puts a process into a v2 group.
+func Move(dir string, pid int) error { return write(dir+"/cgroup.procs", strconv.Itoa(pid)) }
 
 // Thaw lets them go on.
 func Thaw(dir string) error { return write(dir+"/cgroup.freeze", "0") }

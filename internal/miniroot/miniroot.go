@@ -98,10 +98,12 @@ func collect() ([]string, error) {
 		}
 		found = append(found, path)
 	}
-	out, err := exec.Command("ldd", found...).CombinedOutput()
-	if err != nil && len(out) == 0 {
-		return nil, fmt.Errorf("ldd: %w", err)
-	}
+	return append(found, libraries(found)...), nil
+}
+
+// libraries are what ldd says of programs. It complains of those that have none.
+func libraries(of []string) (found []string) {
+	out, _ := exec.Command("ldd", of...).Output()
 	seen := map[string]bool{}
 	for _, m := range regexp.MustCompile(`(?m)(?:=>\s+|^\s+)(/\S+)`).FindAllStringSubmatch(string(out), -1) {
 		if path := m[1]; !seen[path] && !strings.HasSuffix(path, ":") {
@@ -109,7 +111,7 @@ func collect() ([]string, error) {
 			found = append(found, path)
 		}
 	}
-	return found, nil
+	return found
 }
 
 func fill(dir string, sources []string) error {

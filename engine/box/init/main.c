@@ -3,9 +3,11 @@
 // copies the page tables of a large heap, and because its mount namespace holds
 // four mounts where the host's holds dozens, all of which a clone copies.
 //
-// Its children never exec on their way to being pid 1, so their memory belongs
-// to the host's user namespace: nobody inside can trace them or read their
-// /proc folder, whatever capabilities he gains.
+// Its children execute boxinit again on their way to being pid 1, from their
+// control folder, so that CRIU finds their program by a name in the box. That file is
+// root's on the host and can be executed but not read (0111), which makes the
+// kernel count their memory to the host's user namespace: nobody inside can trace
+// them or read their /proc folder, whatever capabilities he gains.
 //
 // It ends when the daemon does; attached boxes live on without it.
 #include "wire.h"
@@ -55,7 +57,7 @@ static void make_root(const char *control)
 {
 	static const char *const folders[] = {
 		"dev", "dev/pts", "dev/shm", "hostproc", "hostsys", "control", "new",
-		"p", "s", "d", "rw", "ro", // stages of a zygote: proc, sys, dev, control folder
+		"p", "s", "d", "run", "run/box", "ro", // stages of a zygote: proc, sys, dev, control folder
 	};
 	if (unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL))
 		fail("making a mount namespace");
@@ -73,7 +75,9 @@ static void make_root(const char *control)
 	make_devices();
 	if (mount("proc", "hostproc", "proc", 0, NULL) || mount("sysfs", "hostsys", "sysfs", 0, NULL))
 		fail("mounting proc and sysfs");
-	if (syscall(SYS_move_mount, ctl, "", AT_FDCWD, "control", MOVE_MOUNT_F_EMPTY_PATH))
+	// It holds pid 1's program, and /run may be noexec.
+	if (syscall(SYS_move_mount, ctl, "", AT_FDCWD, "control", MOVE_MOUNT_F_EMPTY_PATH) ||
+	    mount(NULL, "control", NULL, MS_BIND | MS_REMOUNT | MS_NOSUID | MS_NODEV, NULL))
 		fail("moving the control folder");
 	close(ctl);
 	if (syscall(SYS_pivot_root, ".", ".") || umount2(".", MNT_DETACH) || chdir("/"))
@@ -98,7 +102,6 @@ static int write_map(int pid, const char *which, uint32_t base)
 // another does), becomes root of its namespaces and stages what it can.
 static void zygote(int sock, uint32_t slot, const int *fds, int nfds)
 {
-	uint64_t start = now_us();
 	char go;
 	if (recv(sock, &go, 1, 0) != 1)
 		_exit(0);
@@ -107,18 +110,14 @@ static void zygote(int sock, uint32_t slot, const int *fds, int nfds)
 			reply_error(sock, 0, "joining a v1 cgroup: %s", strerror(errno));
 			_exit(1);
 		}
-	if (dup2(sock, 3) != 3 || fcntl(3, F_SETFD, FD_CLOEXEC) || syscall(SYS_close_range, 4, ~0U, 0))
+	if (dup2(sock, 3) != 3 || syscall(SYS_close_range, 4, ~0U, 0))
 		_exit(1);
 	if (setgroups(0, NULL) || setresgid(0, 0, 0) || setresuid(0, 0, 0)) {
 		reply_error(3, 0, "becoming root of the box: %s", strerror(errno));
 		_exit(1);
 	}
-	int listener;
-	if (stage(slot, &listener))
-		_exit(1); // stage has said why
-	uint32_t us = now_us() - start;
-	reply(3, 0, R_STAGED, &us, sizeof us, NULL, 0);
-	serve(3, listener);
+	stage(slot);
+	_exit(1); // stage has said why
 }
 
 static void spawn(uint32_t id, const char *body, size_t n, const int *fds, int nfds)
@@ -183,6 +182,8 @@ static void own_signals(void)
 
 int main(int argc, char **argv)
 {
+	if (argc == 2 && !strcmp(argv[1], "pid1"))
+		pid1();
 	if (argc != 3 || strcmp(argv[1], "nursery")) {
 		fputs("boxinit is started by boxwood\n", stderr);
 		return 2;

@@ -13,6 +13,7 @@
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
 
@@ -21,7 +22,7 @@ enum { DRAINS_MAX = 512, PIPE_WANTED = 1 << 20, DRAIN_CHUNK = 64 << 10 };
 static int conn, listener, sigfd;
 static int successor = -1; // the next daemon, waiting
 static int leaf = -1, leaf_kill = -1;
-static uint32_t leaf_number, leaf_killed;
+static uint32_t leaf_number, leaf_state;
 static bool attached;
 uint64_t commands;
 
@@ -223,7 +224,7 @@ static void hang_up(void)
 		kill(cmd.pid, SIGKILL);
 		return;
 	}
-	leaf_killed = 1;
+	leaf_state = LEAF_KILLED;
 	if (write(leaf_kill, "1", 1) < 0)
 		kill(cmd.pid, SIGKILL);
 }
@@ -394,13 +395,13 @@ static void handle(struct head h, char *body, size_t n, int *fds, int nfds)
 		}
 		take_leaf(fds);
 		memcpy(&leaf_number, body, sizeof leaf_number);
-		leaf_killed = 0;
+		leaf_state = LEAF_WHOLE;
 		post(h.id, R_DONE, 0);
 		return;
 	case OP_HELLO:
 		memcpy(packet.body, &commands, 8);
 		memcpy(packet.body + 8, &leaf_number, 4);
-		memcpy(packet.body + 12, &leaf_killed, 4);
+		memcpy(packet.body + 12, &leaf_state, 4);
 		post(h.id, R_HELLO, 16);
 		return;
 	case OP_OPEN:
@@ -420,6 +421,29 @@ static void handle(struct head h, char *body, size_t n, int *fds, int nfds)
 		break;
 	case OP_SESSIONS:
 		list_sessions(h.id);
+		return;
+	case OP_LISTEN:
+		if (nfds != 1 || dup3(fds[0], listener, O_CLOEXEC) < 0) {
+			why = "malformed socket";
+			break;
+		}
+		post(h.id, R_DONE, 0);
+		return;
+	case OP_PART:
+		if (!attached || cmd.pid) {
+			why = cmd.pid ? "a command is running" : "this box has no root yet";
+			break;
+		}
+		post(h.id, R_DONE, 0);
+		if (pending) // nobody reads: this isn't one who waits for an answer
+			hang_up();
+		close_fd(&leaf);
+		close_fd(&leaf_kill);
+		leaf_state = LEAF_GONE;
+		// CRIU asks for our namespaces from inside our user namespace. Until the next
+		// daemon comes, it is our ids that keep others off (see limit_own_capabilities).
+		prctl(PR_SET_DUMPABLE, 1);
+		close_fd(&conn); // last, as it says that all this is done
 		return;
 	default:
 		why = "unknown request";
@@ -494,6 +518,7 @@ static void succeed(void)
 	if (successor >= 0 && conn < 0 && !cmd.pid) {
 		conn = successor;
 		successor = -1;
+		prctl(PR_SET_DUMPABLE, 0);
 	}
 }
 

@@ -41,6 +41,8 @@ enum op {
 	OP_TYPE = 10,    // keys for the terminal of the session that is attended to
 	OP_SIGNAL = 11,  // u32 number, u32 signal: for what runs in its foreground
 	OP_SESSIONS = 12,
+	OP_PART = 13,   // let go of all that is outside: the leaf, and after R_DONE the connection
+	OP_LISTEN = 14, // fd: the socket to listen on from now on
 };
 enum { MORE = 1 };
 
@@ -53,13 +55,15 @@ enum kind {
 	R_STDERR = 6,
 	R_WANT = 7,    // the next OP_STDIN may come
 	R_EXIT = 8,    // struct exit_body
-	R_HELLO = 9,   // u64 commands started, u32 leaf's number (0: the first), u32 whether it was killed
+	R_HELLO = 9,   // u64 commands started, u32 leaf's number (0: the first), u32 enum leaf_state
 	R_DONE = 10,
 	R_OPENED = 11,   // struct session_body
 	R_HEARD = 12,    // what a session says on its channel
 	R_LEFT = 13,     // struct exit_body
 	R_SESSIONS = 14, // struct session_body...
 };
+
+enum leaf_state { LEAF_WHOLE = 0, LEAF_KILLED = 1, LEAF_GONE = 2 }; // of the running turn
 
 struct head {
 	uint32_t id;
@@ -115,7 +119,8 @@ uint64_t now_us(void);
 bool split(char *strings, size_t n, struct command *c, char **vector, uint32_t argc, uint32_t envc);
 
 // zygote.c
-int stage(uint32_t slot, int *listener);
+void stage(uint32_t slot); // comes back only if it failed
+void pid1(void) __attribute__((noreturn));
 int attach(int sock, uint32_t id, const char *body, size_t n, int overlay, uint64_t start);
 
 // spawn.c

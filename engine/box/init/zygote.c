@@ -1,7 +1,8 @@
 // What a zygote does before it has a root, and how it takes one.
 //
 // Paths here are those of the nursery's small root (see make_root), which the
-// zygote's mount namespace is a copy of: /p /s /d /ro /m are staged mounts, /new
+// zygote's mount namespace is a copy of: /p /s /d /ro /m are staged mounts, /run/box
+// is the control folder while it may be written to, /new
 // is where the overlay goes.
 #include "wire.h"
 
@@ -20,7 +21,10 @@
 
 enum { SAFE = MS_NOSUID | MS_NODEV | MS_NOEXEC };
 
-static int machine_id = -1; // written at attach; nobody else can write to the folder
+// What a zygote hands to itself when it executes pid 1's program.
+enum { CONN = 3, LISTENER = 4, MACHINE_ID = 5, HANDED = 6 };
+
+static int machine_id = MACHINE_ID; // written at attach; nobody else can write to the folder
 
 static int bad(const char *what)
 {
@@ -49,25 +53,27 @@ static int stage_mounts(void)
 }
 
 // stage_control binds our socket in the control folder, which after that can be
-// seen from inside only through a read-only mount.
-static int stage_control(uint32_t slot, int *listener)
+// seen from inside only through a read-only mount. The socket is bound by the name
+// that it has in the box.
+static int stage_control(uint32_t slot)
 {
 	char path[64];
 	snprintf(path, sizeof path, "/control/%u", slot);
-	if (mount(path, "/rw", NULL, MS_BIND, NULL) || chdir("/rw"))
+	if (mount(path, "/run/box", NULL, MS_BIND, NULL) || chdir("/run/box"))
 		return bad("control folder");
-	struct sockaddr_un a = {.sun_family = AF_UNIX, .sun_path = "init.sock"};
+	struct sockaddr_un a = {.sun_family = AF_UNIX, .sun_path = "/run/box/init.sock"};
 	int l = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	umask(077);
 	if (l < 0 || bind(l, (struct sockaddr *)&a, sizeof a) || listen(l, 64))
 		return bad("init.sock");
 	umask(0);
-	machine_id = open("machine-id", O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0444);
-	if (machine_id < 0 || chdir("/"))
+	int id = open("machine-id", O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0444);
+	if (id < 0 || chdir("/"))
 		return bad("machine-id");
-	if (read_only_bind(path, "/ro", SAFE) || read_only_bind("/rw/machine-id", "/m", SAFE))
+	if (read_only_bind(path, "/ro", MS_NOSUID | MS_NODEV) || read_only_bind("/run/box/machine-id", "/m", SAFE))
 		return bad("read-only control folder");
-	*listener = l;
+	if (dup2(l, HANDED) != HANDED || dup2(id, HANDED + 1) != HANDED + 1 || dup2(HANDED, LISTENER) != LISTENER || dup2(HANDED + 1, MACHINE_ID) != MACHINE_ID)
+		return bad("descriptors");
 	return 0;
 }
 
@@ -81,23 +87,55 @@ static int loopback_up(void)
 	return 0;
 }
 
-int stage(uint32_t slot, int *listener)
+void stage(uint32_t slot)
 {
+	static char *const argv[] = {"boxinit", "pid1", NULL}, *const envp[] = {NULL};
 	sigset_t all;
 	sigfillset(&all);
 	signal(SIGCHLD, SIG_DFL);
 	signal(SIGINT, SIG_DFL);
-	if (sigprocmask(SIG_SETMASK, &all, NULL) || prctl(PR_SET_DUMPABLE, 0))
-		return bad("signals");
+	if (sigprocmask(SIG_SETMASK, &all, NULL)) {
+		bad("signals");
+		return;
+	}
+	if (stage_mounts() || stage_control(slot))
+		return;
+	execve("/ro/boxinit", argv, envp);
+	bad("/ro/boxinit");
+}
+
+// own_files replaces what was inherited from outside: whatever crosses the border of a
+// box, CRIU can't save.
+static int own_files(void)
+{
+	int null = open("/d/null", O_RDWR);
+	if (null < 0 || dup2(null, 0) < 0 || dup2(null, 1) < 0 || dup2(null, 2) < 0 || syscall(SYS_close_range, HANDED, ~0U, 0))
+		return bad("descriptors");
+	if (null >= HANDED)
+		return 0; // closed with the rest
+	return null > 2 ? close(null) : 0;
+}
+
+// pid1 goes on where stage left off, in a program that the box has a name for.
+void pid1(void)
+{
+	uint64_t start = now_us();
+	for (int fd = CONN; fd < HANDED; fd++)
+		fcntl(fd, F_SETFD, FD_CLOEXEC);
+	setsid(); // the nursery's session can't be seen from inside
+	if (prctl(PR_SET_DUMPABLE, 0))
+		_exit(1);
 	struct rlimit r;
 	if (!getrlimit(RLIMIT_CORE, &r)) { // core dumps write past the inspector
 		r.rlim_cur = 0;
 		setrlimit(RLIMIT_CORE, &r);
 	}
 	drop_bounding_set();
-	if (stage_mounts() || stage_control(slot, listener) || loopback_up())
-		return -1;
-	return 0;
+	if (own_files() || loopback_up())
+		_exit(1);
+	uint32_t us = now_us() - start;
+	reply(CONN, 0, R_STAGED, &us, sizeof us, NULL, 0);
+	serve(CONN, LISTENER);
 }
 
 // place opens a mount point below the new root. What is there may have been left

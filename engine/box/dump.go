@@ -1,0 +1,318 @@
+package box
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/boxwood-rl/boxwood/engine/criu"
+	"github.com/boxwood-rl/boxwood/internal/cgroup"
+	"github.com/boxwood-rl/boxwood/internal/overlay"
+	"github.com/boxwood-rl/boxwood/tree"
+)
+
+// Saved is what the processes of a box were saved as.
+type Saved struct {
+	// Images is the folder of CRIU's images, on the host.
+	Images string `json:"-"`
+	// Listener is the inode of pid 1's listening socket, which a restored pid 1 gets another for.
+	Listener uint64 `json:"listener"`
+	// Commands that pid 1 had counted.
+	Commands uint64 `json:"commands"`
+}
+
+// Part closes all that connects pid 1 with the outside, which is how the processes of a
+// box can be saved; until Rejoin the box is busy. Rejoin connects again, to a box that isn't frozen;
+// on failure the box is lost, and killed.
+func (b *box) Part(ctx context.Context) error {
+	if err := b.use(); err != nil {
+		return err
+	}
+	err := b.part(ctx)
+	if err != nil {
+		defer b.using.Unlock()
+		cgroup.Kill(b.group.Dir)
+		return fmt.Errorf("parting with pid 1: %w", b.orGone(err))
+	}
+	return nil
+}
+
+func (b *box) part(ctx context.Context) error {
+	b.wire.SetReadDeadline(stepDeadline(ctx))
+	id, err := b.wire.send(opPart, nil)
+	if err != nil {
+		return err
+	}
+	var buf [1024]byte
+	if _, err := b.wire.expect(buf[:], id, replyDone, 0); err != nil {
+		return err
+	}
+	// The end of the connection says that pid 1 has closed the rest, too.
+	if _, err := b.wire.receive(buf[:]); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		return errProtocol
+	}
+	return b.wire.Close()
+}
+
+func stepDeadline(ctx context.Context) time.Time {
+	deadline := time.Now().Add(stepLimit)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		return d
+	}
+	return deadline
+}
+
+func (b *box) Rejoin(ctx context.Context) error {
+	defer b.using.Unlock()
+	err := b.rejoin(ctx)
+	if err != nil {
+		cgroup.Kill(b.group.Dir)
+		return fmt.Errorf("joining pid 1 again: %w", b.orGone(err))
+	}
+	return nil
+}
+
+func (b *box) rejoin(ctx context.Context) error {
+	w, err := dial(b.h.controlDir(b.rec.Slot))
+	if err != nil {
+		return err
+	}
+	b.wire = w
+	w.SetReadDeadline(stepDeadline(ctx))
+	if err := b.hello(ctx); err != nil {
+		return err
+	}
+	w.SetReadDeadline(time.Time{})
+	return b.newLeaf()
+}
+
+// Save dumps the processes of a frozen box that has parted, into an empty folder.
+// It stays frozen.
+func (b *box) Save(ctx context.Context, by *criu.Program, images string) (Saved, error) {
+	s := Saved{Images: images, Commands: b.starts.Load() + b.rec.Before}
+	link, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", b.rec.PID, listenerFD))
+	if err != nil {
+		return s, b.orGone(err)
+	}
+	if s.Listener, err = socketInode(link); err != nil {
+		return s, err
+	}
+	return s, by.Dump(ctx, criu.Save{PID: b.rec.PID, Cgroup: b.group.Dir, Images: images, External: criu.BoxMounts()})
+}
+
+// listenerFD is pid 1's descriptor of its socket: LISTENER of init/zygote.c.
+const listenerFD = 4
+
+func socketInode(link string) (uint64, error) {
+	number, ok := strings.CutPrefix(link, "socket:[")
+	if !ok {
+		return 0, fmt.Errorf("pid 1's socket is %s: %w", printable(link), errProtocol)
+	}
+	return strconv.ParseUint(strings.TrimSuffix(number, "]"), 10, 64)
+}
+
+// Restore makes a box whose processes are those that were saved, on a root that
+// stands as the saved one did. Its processes, pid 1 apart, are frozen: Resume
+// lets them go on, after somebody watches.
+//
+// On failure nothing of the box is left.
+func (h *Host) Restore(ctx context.Context, root Root, id Identity, s Saved, by *criu.Program) (Box, error) {
+	if err := checkIdentity(id); err != nil {
+		return nil, err
+	}
+	h.begin()
+	defer h.end()
+	z, err := h.take()
+	if err != nil {
+		return nil, err
+	}
+	b, err := z.revive(ctx, root, id, s, by)
+	if err != nil {
+		return nil, fmt.Errorf("restoring a box: %w", errors.Join(err, z.discard()))
+	}
+	return b, nil
+}
+
+// revive gives a zygote's groups, folder and ids to restored processes, and ends
+// the zygote itself.
+func (z *zygote) revive(ctx context.Context, root Root, id Identity, s Saved, by *criu.Program) (*box, error) {
+	if id.Limits != (tree.Limits{}) {
+		if err := z.group.SetLimits(groupLimits(id.Limits, z.h.cfg.Limits)); err != nil {
+			return nil, err
+		}
+	}
+	mount, err := overlay.Mount(overlay.Options{Lower: root.Lower, Upper: root.Upper, Work: root.Work,
+		UserNS: z.userns, IDBase: uint32(idBase(z.slot))})
+	if err != nil {
+		return nil, err
+	}
+	defer mount.Close()
+	if err := z.end(ctx); err != nil {
+		return nil, err
+	}
+	socket, err := z.newControl(id)
+	if err != nil {
+		return nil, fmt.Errorf("filling the control folder: %w", err)
+	}
+	defer socket.Close()
+	tasks, err := z.group.OpenTasks()
+	if err != nil {
+		return nil, err
+	}
+	defer closeAll(tasks)
+	z.pid, err = by.Restore(ctx, criu.Load{
+		Images: s.Images, Root: mount, Control: z.h.controlDir(z.slot), Cgroup: z.group.Dir, Tasks: tasks,
+		IDBase: uint32(idBase(z.slot)), Hostname: id.Hostname, Socket: socket, SocketInode: s.Listener,
+		Stopped: z.settle,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if z.start, err = startTime(z.pid); err != nil {
+		return nil, err
+	}
+	if err := cgroup.Await(ctx, z.group.Run, "frozen", 1); err != nil {
+		return nil, err
+	}
+	b := newUnstarted(z, record{Slot: z.slot, PID: z.pid, Start: z.start, Generation: id.Generation, Seed: id.Seed, Before: s.Commands})
+	b.held = true
+	if err := b.rejoin(ctx); err != nil {
+		return nil, err
+	}
+	if err := b.listenInside(ctx); err != nil {
+		return nil, fmt.Errorf("handing over a socket: %w", err)
+	}
+	z.wire = b.wire
+	b.begin()
+	return b, nil
+}
+
+// end ends the zygote's process and keeps what is its own on the host.
+func (z *zygote) end(ctx context.Context) error {
+	unix.PidfdSendSignal(z.pidfd, unix.SIGKILL, nil, 0)
+	if err := awaitExit(ctx, z.pidfd); err != nil {
+		return err
+	}
+	unix.Close(z.pidfd)
+	z.pidfd = -1
+	z.release()
+	return nil
+}
+
+// newControl puts what a restored pid 1 is to find into the control folder, and
+// returns its socket.
+func (z *zygote) newControl(id Identity) (*os.File, error) {
+	dir := z.h.controlDir(z.slot)
+	program := filepath.Join(dir, programName)
+	if err := os.Remove(program); err != nil {
+		return nil, err
+	}
+	if err := os.Link(filepath.Join(z.h.control, restoreProgram), program); err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "machine-id"), []byte(id.MachineID+"\n"), 0o444); err != nil {
+		return nil, err
+	}
+	return listen(dir)
+}
+
+// listenInside gives a restored pid 1 a socket of its own network namespace. The one that
+// it came up with is of ours, which had to be there before that namespace was, and
+// couldn't be saved.
+func (b *box) listenInside(ctx context.Context) error {
+	made := make(chan error)
+	var socket *os.File
+	go func() {
+		runtime.LockOSThread() // without an unlock: the thread ends with this function
+		made <- func() error {
+			ns, err := unix.Open(fmt.Sprintf("/proc/%d/ns/net", b.rec.PID), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(ns)
+			if err := unix.Setns(ns, unix.CLONE_NEWNET); err != nil {
+				return err
+			}
+			socket, err = listen(b.h.controlDir(b.rec.Slot))
+			return err
+		}()
+	}()
+	if err := <-made; err != nil {
+		return err
+	}
+	defer socket.Close()
+	b.wire.SetReadDeadline(stepDeadline(ctx))
+	defer b.wire.SetReadDeadline(time.Time{})
+	id, err := b.wire.send(opListen, nil, int(socket.Fd()))
+	if err != nil {
+		return err
+	}
+	var buf [1024]byte
+	_, err = b.wire.expect(buf[:], id, replyDone, 0)
+	return err
+}
+
+// listen replaces the socket in a control folder.
+func listen(dir string) (*os.File, error) {
+	if err := os.Remove(filepath.Join(dir, socketName)); err != nil {
+		return nil, err
+	}
+	folder, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(folder)
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	path := fmt.Sprintf("/proc/self/fd/%d/%s", folder, socketName)
+	if err = unix.Bind(fd, &unix.SockaddrUnix{Name: path}); err == nil {
+		if err = unix.Chmod(path, 0o600); err == nil {
+			err = unix.Listen(fd, 64)
+		}
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), socketName), nil
+}
+
+// settle moves all restored processes but pid 1 to where a turn's are, and keeps them from running
+// when CRIU lets go of them.
+func (z *zygote) settle(root, program int) error {
+	fd, err := unix.PidfdOpen(root, 0)
+	if err != nil {
+		return err
+	}
+	z.pidfd, z.pid = fd, root
+	inside, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", root))
+	if err != nil {
+		return err
+	}
+	pids, err := cgroup.Pids(z.group.Dir)
+	if err != nil {
+		return err
+	}
+	for _, pid := range pids {
+		if pid == root || pid == program {
+			continue
+		}
+		if ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", pid)); err != nil || ns != inside {
+			continue // CRIU's own
+		}
+		if err := cgroup.Move(z.group.Run, pid); err != nil {
+			return err
+		}
+	}
+	return cgroup.BeginFreeze(z.group.Run)
+}

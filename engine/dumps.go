@@ -1,0 +1,412 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/boxwood-rl/boxwood/engine/box"
+	"github.com/boxwood-rl/boxwood/engine/criu"
+	"github.com/boxwood-rl/boxwood/engine/witness"
+	"github.com/boxwood-rl/boxwood/internal/doctor"
+	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/tree"
+)
+
+// dumpKeeper keeps the process halves that CRIU can save and restore: anything
+// that isn't empty and isn't shells alone.
+//
+// A dump is a folder:
+//
+//	images/       CRIU's files
+//	witness.json  what the processes looked like in the freeze, seen by package witness
+//	dump.json     what a restore needs besides: struct dumpFile
+//	sums          sha256, size and name of each of these files, a line each
+//
+// Its digest is that of sums, which every restore starts from: nothing is handed to
+// CRIU that isn't as it was saved (law 5). It lies in memory first, in the
+// run folder, and is copied to the vault behind the capture. Both outlive a killed daemon; a host
+// that goes down before the copy is on the disk loses the dump, and the next start
+// withholds its nodes.
+//
+// A child that has been restored is compared with witness.json before it may
+// run and before anybody hears of it. Both halves of that look are taken of frozen trees.
+type dumpKeeper struct {
+	e       *Engine
+	program *criu.Program
+	kernel  string
+
+	// works is the outcome of a dump and restore of a process of our own: a CRIU that
+	// hangs on this kernel would take a sandbox with it.
+	works func() error
+}
+
+// dumpLimit is how long CRIU may take for one dump or one restore.
+const dumpLimit = 40 * time.Second
+
+type dumpFile struct {
+	box.Saved
+	Program string // digest of pid 1's
+}
+
+func newDumpKeeper(e *Engine, program *criu.Program) *dumpKeeper {
+	var u unix.Utsname
+	_ = unix.Uname(&u)
+	k := &dumpKeeper{e: e, program: program, kernel: unix.ByteSliceToString(u.Release[:])}
+	k.works = sync.OnceValue(func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), dumpLimit)
+		defer cancel()
+		return doctor.CheckCRIU(ctx, program.Path())
+	})
+	return k
+}
+
+// version names what a dump was made with.
+func (k *dumpKeeper) version() string { return "CRIU " + k.program.Version() }
+
+// dumpSaving is one dump being made.
+type dumpSaving struct {
+	k      *dumpKeeper
+	b      *body
+	id     ids.Process
+	dir    string
+	parted bool
+	kept   bool
+}
+
+func (k *dumpKeeper) prepare(ctx context.Context, b *body) (saving, error) {
+	if err := k.works(); err != nil {
+		return nil, fault.New(fault.Unsupported, "criu_unfit", "processes survive, and CRIU doesn't work on this host: %w", err).
+			WithHint("boxwood doctor says more")
+	}
+	s := &dumpSaving{k: k, b: b, id: ids.NewProcess()}
+	var err error
+	if s.dir, err = k.e.dumps.begin(s.id, memoryOf(b.box)); err != nil {
+		return nil, err
+	}
+	if err := b.box.Part(ctx); err != nil {
+		s.abort()
+		return nil, err
+	}
+	s.parted = true
+	return s, nil
+}
+
+// memoryOf is about how large a dump will be.
+func memoryOf(b box.Box) (bytes int64) {
+	procs, _ := b.Survivors()
+	for _, p := range procs {
+		if f, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", p.HostPID)); err == nil {
+			var size, resident, shared int64
+			fmt.Sscan(string(f), &size, &resident, &shared)
+			bytes += resident * int64(os.Getpagesize())
+		}
+	}
+	return bytes
+}
+
+func (s *dumpSaving) freeze(ctx context.Context) error {
+	objects, err := witness.ObjectsOf(s.b.box.PID1())
+	if err != nil {
+		return fmt.Errorf("looking for kernel objects: %w", err)
+	}
+	if err := unsavable(objects); err != nil {
+		return err
+	}
+	was, err := look(s.b.box)
+	if err != nil {
+		return err
+	}
+	images := filepath.Join(s.dir, imagesDir)
+	if err := os.Mkdir(images, 0o755); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, dumpLimit)
+	defer cancel()
+	saved, err := s.b.box.Save(ctx, s.k.program, images)
+	if err != nil {
+		return s.unharmed(err, was)
+	}
+	if err := s.write("witness.json", was); err != nil {
+		return err
+	}
+	return s.write("dump.json", dumpFile{saved, box.ProgramDigest})
+}
+
+// unsavable refuses what CRIU would lose without a word.
+func unsavable(o witness.Objects) error {
+	switch {
+	case o.Queues > 0:
+		return fault.New(fault.Precondition, "posix_queue", "%d POSIX message queues can't be saved", o.Queues)
+	case o.Keys > 0:
+		return fault.New(fault.Precondition, "keyring", "%d keys in keyrings can't be saved", o.Keys)
+	}
+	return nil
+}
+
+// look sees what there is in a frozen box.
+func look(b box.Box) (*witness.State, error) {
+	for began := time.Now(); ; time.Sleep(time.Millisecond) {
+		s, err := lookOnce(b)
+		gone := errors.Is(err, witness.ErrExiting) || errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH)
+		if !gone || time.Since(began) > exitPatience {
+			return s, err
+		}
+	}
+}
+
+// exitPatience is how long processes that are ending anyway may take to be gone.
+const exitPatience = 2 * time.Second
+
+func lookOnce(b box.Box) (*witness.State, error) {
+	procs, err := b.Survivors()
+	if err != nil {
+		return nil, err
+	}
+	pids := make([]int, len(procs))
+	for i, p := range procs {
+		pids[i] = p.HostPID
+	}
+	return witness.Of(b.PID1(), pids)
+}
+
+// unharmed is called after a dump that failed: either the box is exactly as it was
+// before, or it is ended.
+func (s *dumpSaving) unharmed(failed error, was *witness.State) error {
+	is, err := look(s.b.box)
+	if err == nil {
+		if d := append(witness.Diff(was, is), witness.Moved(was, is)...); len(d) > 0 {
+			err = errors.New(strings.Join(d[:min(len(d), 3)], "; "))
+		}
+	}
+	if err == nil {
+		return failed
+	}
+	s.k.e.log.Error("a dump that failed harmed its sandbox, which is ended", "generation", s.b.gen, "error", failed, "found", err)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if kerr := s.b.box.Kill(ctx); kerr != nil {
+		s.k.e.log.Error("ending a harmed sandbox", "generation", s.b.gen, "error", kerr)
+	}
+	return fault.New(fault.DataLoss, "dump_harmed", "the sandbox was lost when its processes were saved: %w", failed)
+}
+
+func (s *dumpSaving) write(name string, v any) error {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(s.dir, name), text, 0o600)
+}
+
+func (s *dumpSaving) finish(ctx context.Context, ck *tree.Checkpoint) (*tree.ProcessState, error) {
+	if err := s.rejoin(ctx); err != nil {
+		return nil, err
+	}
+	digest, bytes, err := seal(s.dir)
+	if err != nil {
+		return nil, fmt.Errorf("sealing a dump: %w", err)
+	}
+	if err := s.k.e.dumps.complete(s.id, bytes); err != nil {
+		return nil, err
+	}
+	s.kept = true
+	return &tree.ProcessState{
+		ID: s.id, Kind: tree.Dump, Digest: digest, Bytes: bytes, Kernel: s.k.kernel, Program: s.k.version(), CreatedAt: ck.CreatedAt,
+	}, nil
+}
+
+func (s *dumpSaving) rejoin(ctx context.Context) error {
+	if !s.parted {
+		return nil
+	}
+	s.parted = false
+	return s.b.box.Rejoin(ctx)
+}
+
+func (s *dumpSaving) abort() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if err := s.rejoin(ctx); err != nil {
+		s.k.e.log.Error("a sandbox was lost after a dump that failed", "generation", s.b.gen, "error", err)
+	}
+	if !s.kept {
+		s.k.e.dumps.drop(s.id)
+	}
+}
+
+func (k *dumpKeeper) verify(state *tree.ProcessState) error {
+	dir, err := k.e.dumps.find(state.ID)
+	if err == nil {
+		err = checkSeal(dir, state.Digest)
+	}
+	if err != nil {
+		return errVault(state, err)
+	}
+	return nil
+}
+
+func (k *dumpKeeper) start(ctx context.Context, root box.Root, id box.Identity, state *tree.ProcessState) (_ box.Box, err error) {
+	if err := k.works(); err != nil {
+		return nil, fault.New(fault.Unsupported, "criu_unfit", "CRIU doesn't work on this host: %w", err)
+	}
+	dir, err := k.e.dumps.find(state.ID)
+	if err != nil {
+		return nil, errVault(state, err)
+	}
+	if checksDumps {
+		if err := checkSeal(dir, state.Digest); err != nil {
+			return nil, errVault(state, err)
+		}
+	}
+	was, file, err := readDump(dir)
+	if err != nil {
+		return nil, errVault(state, err)
+	}
+	if file.Program != box.ProgramDigest {
+		return nil, fault.New(fault.Precondition, "other_program", "it was saved by another version of Boxwood, whose pid 1 isn't here")
+	}
+	limit, cancel := context.WithTimeout(ctx, dumpLimit)
+	defer cancel()
+	b, err := k.e.Boxes.Restore(limit, root, id, file.Saved, k.program)
+	if err != nil {
+		if state.Kernel != k.kernel || state.Program != k.version() {
+			err = fmt.Errorf("saved under Linux %s by %s, restored under Linux %s by %s: %w", state.Kernel, state.Program, k.kernel, k.version(), err)
+		}
+		return nil, err
+	}
+	if err := k.compare(b, state, was); err != nil {
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		return nil, errors.Join(err, b.Kill(end))
+	}
+	return b, nil
+}
+
+// compare holds a restored child against its parent in the freeze.
+func (k *dumpKeeper) compare(b box.Box, state *tree.ProcessState, was *witness.State) error {
+	is, err := look(b)
+	if err != nil {
+		return fmt.Errorf("looking at a restored child: %w", err)
+	}
+	d := witness.Diff(was, is)
+	if len(d) == 0 {
+		return nil
+	}
+	k.e.log.Error("a restored child isn't what was saved", "state", state.ID, "differences", d, "case", k.keepCase(state, was, is, d))
+	return fault.New(fault.DataLoss, "restored_differs", "a restored child isn't what was saved: %s", strings.Join(d[:min(len(d), 3)], "; "))
+}
+
+// keepCase keeps what differed, beside what audits keep.
+func (k *dumpKeeper) keepCase(state *tree.ProcessState, was, is *witness.State, d []string) string {
+	dir := filepath.Join(k.e.cfg.StateDir, "audit")
+	path := filepath.Join(dir, string(state.ID)+".json")
+	text, err := json.MarshalIndent(struct {
+		State       *tree.ProcessState
+		Differences []string
+		Was, Is     *witness.State
+	}{state, d, was, is}, "", "  ")
+	if err == nil {
+		if err = os.MkdirAll(dir, 0o700); err == nil {
+			err = os.WriteFile(path, text, 0o600)
+		}
+	}
+	if err != nil {
+		return "not kept: " + err.Error()
+	}
+	return path
+}
+
+func readDump(dir string) (*witness.State, dumpFile, error) {
+	var file dumpFile
+	text, err := os.ReadFile(filepath.Join(dir, "witness.json"))
+	if err != nil {
+		return nil, file, err
+	}
+	was, err := witness.Decode(text)
+	if err != nil {
+		return nil, file, err
+	}
+	if text, err = os.ReadFile(filepath.Join(dir, "dump.json")); err != nil {
+		return nil, file, err
+	}
+	if err := json.Unmarshal(text, &file); err != nil {
+		return nil, file, err
+	}
+	file.Images = filepath.Join(dir, imagesDir)
+	return was, file, nil
+}
+
+// leader is what pid 1 of a fresh box looks like, of which a turn can alter some
+// things that all it starts inherits.
+type leader struct {
+	once sync.Once
+	mu   sync.Mutex
+	is   []string
+}
+
+// noteLeader looks at the pid 1 of the first box, in which nothing has run yet.
+func (e *Engine) noteLeader(b box.Box) {
+	e.leader.once.Do(func() {
+		is, err := witness.LeaderOf(b.PID1())
+		if err != nil {
+			e.log.Warn("pid 1 can't be looked at", "error", err)
+		}
+		e.leader.mu.Lock()
+		e.leader.is = is
+		e.leader.mu.Unlock()
+	})
+}
+
+// objectsLeft says whether turns have left something in the kernel that has no process, or
+// altered pid 1: neither is a part of Empty or Shells. It looks only where a verdict or the
+// checkpoint before says that there may be any.
+func (e *Engine) objectsLeft(b *body) (bool, error) {
+	if !b.touchedProcesses && (b.checkpoint == nil || b.checkpoint.Process != tree.Dump) {
+		return false, nil
+	}
+	o, err := witness.ObjectsOf(b.box.PID1())
+	if err != nil || !o.None() {
+		return true, err
+	}
+	is, err := witness.LeaderOf(b.box.PID1())
+	e.leader.mu.Lock()
+	defer e.leader.mu.Unlock()
+	return e.leader.is == nil || !slices.Equal(is, e.leader.is), err
+}
+
+// prove marks the nodes of a checkpoint as proven: it has been restored and found equal.
+func (e *Engine) prove(ctx context.Context, ck *tree.Checkpoint) {
+	_, err := e.Store.Update(ctx, func(tx *tree.Tx) error { return tx.SetProven(ck.ID) })
+	if err != nil && !fault.Is(err, fault.NotFound) {
+		e.log.Error("marking a checkpoint as proven", "checkpoint", ck.ID, "error", err)
+	}
+}
+
+// sortedNames are the files below a folder, but for those of children being made.
+func sortedNames(dir string) ([]string, error) {
+	var names []string
+	for _, sub := range []string{"", imagesDir} {
+		entries, err := os.ReadDir(filepath.Join(dir, sub))
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range entries {
+			if name := filepath.Join(sub, e.Name()); !e.IsDir() && name != sumsName {
+				names = append(names, name)
+			}
+		}
+	}
+	slices.Sort(names)
+	return names, nil
+}
