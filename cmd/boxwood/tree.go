@@ -13,8 +13,9 @@ import (
 )
 
 func (a *app) treeCommand() *cobra.Command {
-	c := &cobra.Command{Use: "tree", Short: "Make, list, show and close trees"}
-	c.AddCommand(a.treeListCommand(), a.treeShowCommand(), a.treeNewCommand(), a.treeCloseCommand())
+	c := &cobra.Command{Use: "tree", Short: "Make, list, show, close, export and import trees"}
+	c.AddCommand(a.treeListCommand(), a.treeShowCommand(), a.treeNewCommand(), a.treeCloseCommand(),
+		a.treeExportCommand(), a.treeImportCommand())
 	return c
 }
 

@@ -45,6 +45,12 @@ type Pool interface {
 	// (st_dev, st_ino) is unique over the merged tree.
 	AddBase(ctx context.Context, id ids.Snapshot, layers []ids.Layer) (tree.Seal, error)
 
+	// AddSnapshot makes a snapshot whose content comes from elsewhere: fill changes the
+	// folder of changes, which starts as that of over or, over a stack of layers alone,
+	// empty. The snapshot is there if fill returns nil, and not at all if not. It does
+	// not outlive a restart unless Reconcile is told to keep it.
+	AddSnapshot(ctx context.Context, id ids.Snapshot, over Made, fill func(upper string) error) (tree.Seal, error)
+
 	// Clone makes a writable upper from a snapshot, after checking that the
 	// snapshot is as its seal says (else fault.DataLoss). limit bounds the bytes
 	// that this upper may come to hold of its own; 0: none. Refused with
@@ -90,6 +96,13 @@ type Pool interface {
 	ExclusiveBytes(id ids.Snapshot) int64
 	// Close syncs, marks the pool clean and lets go of it. Idempotent.
 	Close() error
+}
+
+// Made is what AddSnapshot starts from: a snapshot, or the layers of a stack.
+type Made struct {
+	ID     ids.Snapshot
+	Seal   tree.Seal
+	Layers []ids.Layer // if ID is empty
 }
 
 // Upper is a writable tree of changes and the stack it lies on.

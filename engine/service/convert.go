@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/boxwood-rl/boxwood/engine"
+	"github.com/boxwood-rl/boxwood/engine/archive"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 	"github.com/boxwood-rl/boxwood/tree"
@@ -12,33 +13,10 @@ import (
 // The enums of the records and of the messages have the same numbers; the test
 // of this file holds that.
 
-func nanos(t time.Time) int64 {
-	if t.IsZero() {
-		return 0
-	}
-	return t.UnixNano()
-}
+func nanos(t time.Time) int64 { return archive.Nanos(t) }
 
 func nodeMessage(n *tree.Node, ck *tree.Checkpoint) *boxwoodv1.Node {
-	m := &boxwoodv1.Node{
-		Id: string(n.ID), TreeId: string(n.Tree), ParentId: string(n.Parent), Depth: n.Depth, Ordinal: n.Ordinal,
-		Action:      &boxwoodv1.Action{Text: n.Action.Text, Argv: n.Action.Argv, Steps: n.Action.Steps},
-		Observation: observationMessage(n.Observation),
-		TurnStatus:  boxwoodv1.TurnStatus(n.TurnStatus), Verdict: boxwoodv1.Verdict(n.Verdict), External: n.External,
-		Reasons: n.Reasons, EffectCount: n.EffectCount, CheckpointId: string(n.Checkpoint),
-		Capture: boxwoodv1.CaptureStatus(n.Capture), WithheldReason: n.WithheldReason,
-		Rewards: n.Rewards, Value: n.Value, Visits: n.Visits, Labels: n.Labels, PolicyVersion: n.PolicyVersion,
-		PayloadDigest: n.PayloadDigest, PayloadBytes: n.PayloadBytes,
-		StartedAt: nanos(n.StartedAt), EndedAt: nanos(n.EndedAt), FrozenAt: nanos(n.FrozenAt), SurvivorsRan: n.SurvivorsRan,
-		Pinned: n.Pinned, ModifyIndex: n.ModifyIndex, SandboxId: string(n.Sandbox),
-	}
-	for _, e := range n.Effects {
-		m.Effects = append(m.Effects, &boxwoodv1.Effect{Kind: boxwoodv1.Effect_Kind(e.Kind), Subject: e.Subject, Detail: e.Detail})
-	}
-	if ck != nil {
-		m.CheckpointNodeId, m.ProcessKind = string(ck.Node), boxwoodv1.ProcessKind(ck.Process)
-	}
-	return m
+	return archive.NodeMessage(n, ck)
 }
 
 // node makes a message with what its checkpoint says.
@@ -100,12 +78,7 @@ func imageMessage(i *tree.Image) *boxwoodv1.Image {
 	return m
 }
 
-func timingsMessage(t tree.Timings) *boxwoodv1.Timings {
-	return &boxwoodv1.Timings{
-		CaptureWaitNs: int64(t.CaptureWait), CommandNs: int64(t.Command), BarrierNs: int64(t.Barrier), RecordNs: int64(t.Record),
-		TotalNs: int64(t.Total), CaptureNs: int64(t.Capture),
-	}
-}
+func timingsMessage(t tree.Timings) *boxwoodv1.Timings { return archive.TimingsMessage(t) }
 
 func resultMessage(v reader, r engine.TurnResult) *boxwoodv1.TurnResult {
 	return &boxwoodv1.TurnResult{Node: node(v, r.Node), Timings: timingsMessage(r.Timings), SandboxLost: r.SandboxLost}

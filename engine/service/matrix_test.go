@@ -186,7 +186,32 @@ func (w *world) work(d *daemon) {
 		w.branch(d, first.GetId())
 	}
 	w.images(d)
+	if ok {
+		w.travel(d, first.GetId())
+	}
 	w.turn(d, sb, false, boxwoodv1.Ack_ACK_RECORDED)
+}
+
+// travel makes another tree of an archive of a part of one.
+func (w *world) travel(d *daemon, top string) {
+	stream, err := d.client.ExportTree(ctx(w.t), &boxwoodv1.ExportTreeRequest{NodeId: top})
+	var archive []byte
+	for err == nil {
+		var m *boxwoodv1.ExportTreeChunk
+		if m, err = stream.Recv(); err == nil {
+			archive = append(archive, m.GetData()...)
+		}
+	}
+	if !errors.Is(err, io.EOF) {
+		return
+	}
+	start := &boxwoodv1.ImportTreeStart{NewIds: true, IdempotencyKey: w.key()}
+	r, ok := call(w, d, "import", func(d *daemon) (*boxwoodv1.ImportTreeResponse, error) { return d.imports(w.t, archive, start) })
+	if ok {
+		w.mu.Lock()
+		w.trees = append(w.trees, r.GetTree().GetId())
+		w.mu.Unlock()
+	}
 }
 
 // branch grows two branches from a node, rolls one back and prunes the other.
@@ -375,7 +400,7 @@ func (w *world) answers(d *daemon) {
 					w.t.Fatalf("a turn is answered by a node that isn't there: %v", err)
 				}
 			}
-			if r, ok := got.(*boxwoodv1.CreateTreeResponse); ok {
+			if r, ok := got.(interface{ GetTree() *boxwoodv1.Tree }); ok {
 				w.trees = append(w.trees, r.GetTree().GetId())
 			}
 		case status.Code(err) == codes.Internal:

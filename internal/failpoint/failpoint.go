@@ -26,6 +26,7 @@ var Steps = []string{
 	"sandbox leaving", "sandbox dropped", "box killed",
 	"prune recorded", "condemned removed", "prune finished",
 	"layer filled", "layer sealed", "image unpacked", "image recorded", "image removed",
+	"export checkpoint", "import snapshot", "import read",
 	"log appending", "log appended", "log made", "table begun", "table made",
 	"restart adopted", "restart swept", "restart pool", "restart recorded",
 }

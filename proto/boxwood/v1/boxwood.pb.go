@@ -6279,6 +6279,987 @@ func (*UnpinResponse) Descriptor() ([]byte, []int) {
 	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{81}
 }
 
+type ExportTreeRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	TreeId string                 `protobuf:"bytes,1,opt,name=tree_id,json=treeId,proto3" json:"tree_id,omitempty"`
+	// Only this node and what lies below it; it becomes a root.
+	NodeId        string `protobuf:"bytes,2,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExportTreeRequest) Reset() {
+	*x = ExportTreeRequest{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[82]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExportTreeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExportTreeRequest) ProtoMessage() {}
+
+func (x *ExportTreeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[82]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExportTreeRequest.ProtoReflect.Descriptor instead.
+func (*ExportTreeRequest) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{82}
+}
+
+func (x *ExportTreeRequest) GetTreeId() string {
+	if x != nil {
+		return x.TreeId
+	}
+	return ""
+}
+
+func (x *ExportTreeRequest) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+type ExportTreeChunk struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExportTreeChunk) Reset() {
+	*x = ExportTreeChunk{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[83]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExportTreeChunk) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExportTreeChunk) ProtoMessage() {}
+
+func (x *ExportTreeChunk) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[83]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExportTreeChunk.ProtoReflect.Descriptor instead.
+func (*ExportTreeChunk) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{83}
+}
+
+func (x *ExportTreeChunk) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+type ImportTreeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Part:
+	//
+	//	*ImportTreeRequest_Start
+	//	*ImportTreeRequest_Chunk
+	Part          isImportTreeRequest_Part `protobuf_oneof:"part"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImportTreeRequest) Reset() {
+	*x = ImportTreeRequest{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[84]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImportTreeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImportTreeRequest) ProtoMessage() {}
+
+func (x *ImportTreeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[84]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImportTreeRequest.ProtoReflect.Descriptor instead.
+func (*ImportTreeRequest) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{84}
+}
+
+func (x *ImportTreeRequest) GetPart() isImportTreeRequest_Part {
+	if x != nil {
+		return x.Part
+	}
+	return nil
+}
+
+func (x *ImportTreeRequest) GetStart() *ImportTreeStart {
+	if x != nil {
+		if x, ok := x.Part.(*ImportTreeRequest_Start); ok {
+			return x.Start
+		}
+	}
+	return nil
+}
+
+func (x *ImportTreeRequest) GetChunk() []byte {
+	if x != nil {
+		if x, ok := x.Part.(*ImportTreeRequest_Chunk); ok {
+			return x.Chunk
+		}
+	}
+	return nil
+}
+
+type isImportTreeRequest_Part interface {
+	isImportTreeRequest_Part()
+}
+
+type ImportTreeRequest_Start struct {
+	Start *ImportTreeStart `protobuf:"bytes,1,opt,name=start,proto3,oneof"`
+}
+
+type ImportTreeRequest_Chunk struct {
+	Chunk []byte `protobuf:"bytes,2,opt,name=chunk,proto3,oneof"`
+}
+
+func (*ImportTreeRequest_Start) isImportTreeRequest_Part() {}
+
+func (*ImportTreeRequest_Chunk) isImportTreeRequest_Part() {}
+
+type ImportTreeStart struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Give tree, nodes and checkpoints ids of their own, so that a tree can be had twice.
+	NewIds         bool   `protobuf:"varint,1,opt,name=new_ids,json=newIds,proto3" json:"new_ids,omitempty"`
+	IdempotencyKey string `protobuf:"bytes,2,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *ImportTreeStart) Reset() {
+	*x = ImportTreeStart{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[85]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImportTreeStart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImportTreeStart) ProtoMessage() {}
+
+func (x *ImportTreeStart) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[85]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImportTreeStart.ProtoReflect.Descriptor instead.
+func (*ImportTreeStart) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{85}
+}
+
+func (x *ImportTreeStart) GetNewIds() bool {
+	if x != nil {
+		return x.NewIds
+	}
+	return false
+}
+
+func (x *ImportTreeStart) GetIdempotencyKey() string {
+	if x != nil {
+		return x.IdempotencyKey
+	}
+	return ""
+}
+
+type ImportTreeResponse struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Tree        *Tree                  `protobuf:"bytes,1,opt,name=tree,proto3" json:"tree,omitempty"`
+	Nodes       int64                  `protobuf:"varint,2,opt,name=nodes,proto3" json:"nodes,omitempty"`
+	Checkpoints int64                  `protobuf:"varint,3,opt,name=checkpoints,proto3" json:"checkpoints,omitempty"`
+	// Bytes of file content that were written; what is shared counts once.
+	Bytes         int64 `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImportTreeResponse) Reset() {
+	*x = ImportTreeResponse{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[86]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImportTreeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImportTreeResponse) ProtoMessage() {}
+
+func (x *ImportTreeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[86]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImportTreeResponse.ProtoReflect.Descriptor instead.
+func (*ImportTreeResponse) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{86}
+}
+
+func (x *ImportTreeResponse) GetTree() *Tree {
+	if x != nil {
+		return x.Tree
+	}
+	return nil
+}
+
+func (x *ImportTreeResponse) GetNodes() int64 {
+	if x != nil {
+		return x.Nodes
+	}
+	return 0
+}
+
+func (x *ImportTreeResponse) GetCheckpoints() int64 {
+	if x != nil {
+		return x.Checkpoints
+	}
+	return 0
+}
+
+func (x *ImportTreeResponse) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+type ArchiveHeader struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Raised when older programs would misread it.
+	Format      int32     `protobuf:"varint,1,opt,name=format,proto3" json:"format,omitempty"`
+	Boxwood     string    `protobuf:"bytes,2,opt,name=boxwood,proto3" json:"boxwood,omitempty"`
+	Kernel      string    `protobuf:"bytes,3,opt,name=kernel,proto3" json:"kernel,omitempty"`
+	Tree        *Tree     `protobuf:"bytes,4,opt,name=tree,proto3" json:"tree,omitempty"`
+	Defaults    *Defaults `protobuf:"bytes,5,opt,name=defaults,proto3" json:"defaults,omitempty"`
+	Layers      []string  `protobuf:"bytes,6,rep,name=layers,proto3" json:"layers,omitempty"`
+	Nodes       int64     `protobuf:"varint,7,opt,name=nodes,proto3" json:"nodes,omitempty"`
+	Checkpoints int64     `protobuf:"varint,8,opt,name=checkpoints,proto3" json:"checkpoints,omitempty"`
+	// Of all files of all checkpoints, as if nothing were shared.
+	ContentBytes  int64             `protobuf:"varint,9,opt,name=content_bytes,json=contentBytes,proto3" json:"content_bytes,omitempty"`
+	Processes     []*ArchiveProcess `protobuf:"bytes,10,rep,name=processes,proto3" json:"processes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ArchiveHeader) Reset() {
+	*x = ArchiveHeader{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[87]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ArchiveHeader) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ArchiveHeader) ProtoMessage() {}
+
+func (x *ArchiveHeader) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[87]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ArchiveHeader.ProtoReflect.Descriptor instead.
+func (*ArchiveHeader) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{87}
+}
+
+func (x *ArchiveHeader) GetFormat() int32 {
+	if x != nil {
+		return x.Format
+	}
+	return 0
+}
+
+func (x *ArchiveHeader) GetBoxwood() string {
+	if x != nil {
+		return x.Boxwood
+	}
+	return ""
+}
+
+func (x *ArchiveHeader) GetKernel() string {
+	if x != nil {
+		return x.Kernel
+	}
+	return ""
+}
+
+func (x *ArchiveHeader) GetTree() *Tree {
+	if x != nil {
+		return x.Tree
+	}
+	return nil
+}
+
+func (x *ArchiveHeader) GetDefaults() *Defaults {
+	if x != nil {
+		return x.Defaults
+	}
+	return nil
+}
+
+func (x *ArchiveHeader) GetLayers() []string {
+	if x != nil {
+		return x.Layers
+	}
+	return nil
+}
+
+func (x *ArchiveHeader) GetNodes() int64 {
+	if x != nil {
+		return x.Nodes
+	}
+	return 0
+}
+
+func (x *ArchiveHeader) GetCheckpoints() int64 {
+	if x != nil {
+		return x.Checkpoints
+	}
+	return 0
+}
+
+func (x *ArchiveHeader) GetContentBytes() int64 {
+	if x != nil {
+		return x.ContentBytes
+	}
+	return 0
+}
+
+func (x *ArchiveHeader) GetProcesses() []*ArchiveProcess {
+	if x != nil {
+		return x.Processes
+	}
+	return nil
+}
+
+type ArchiveProcess struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Id     string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Kind   ProcessKind            `protobuf:"varint,2,opt,name=kind,proto3,enum=boxwood.v1.ProcessKind" json:"kind,omitempty"`
+	Digest string                 `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"`
+	Bytes  int64                  `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// What it was made under, as in the record.
+	Kernel        string `protobuf:"bytes,5,opt,name=kernel,proto3" json:"kernel,omitempty"`
+	Program       string `protobuf:"bytes,6,opt,name=program,proto3" json:"program,omitempty"`
+	CreatedAt     int64  `protobuf:"varint,7,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ArchiveProcess) Reset() {
+	*x = ArchiveProcess{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[88]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ArchiveProcess) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ArchiveProcess) ProtoMessage() {}
+
+func (x *ArchiveProcess) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[88]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ArchiveProcess.ProtoReflect.Descriptor instead.
+func (*ArchiveProcess) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{88}
+}
+
+func (x *ArchiveProcess) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ArchiveProcess) GetKind() ProcessKind {
+	if x != nil {
+		return x.Kind
+	}
+	return ProcessKind_PROCESS_KIND_UNSPECIFIED
+}
+
+func (x *ArchiveProcess) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *ArchiveProcess) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *ArchiveProcess) GetKernel() string {
+	if x != nil {
+		return x.Kernel
+	}
+	return ""
+}
+
+func (x *ArchiveProcess) GetProgram() string {
+	if x != nil {
+		return x.Program
+	}
+	return ""
+}
+
+func (x *ArchiveProcess) GetCreatedAt() int64 {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return 0
+}
+
+type ArchiveNode struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Timings       *Timings               `protobuf:"bytes,2,opt,name=timings,proto3" json:"timings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ArchiveNode) Reset() {
+	*x = ArchiveNode{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[89]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ArchiveNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ArchiveNode) ProtoMessage() {}
+
+func (x *ArchiveNode) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[89]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ArchiveNode.ProtoReflect.Descriptor instead.
+func (*ArchiveNode) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{89}
+}
+
+func (x *ArchiveNode) GetNode() *Node {
+	if x != nil {
+		return x.Node
+	}
+	return nil
+}
+
+func (x *ArchiveNode) GetTimings() *Timings {
+	if x != nil {
+		return x.Timings
+	}
+	return nil
+}
+
+type ArchiveCheckpoint struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Id     string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	NodeId string                 `protobuf:"bytes,2,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	// An earlier checkpoint of the archive that this one differs little from.
+	ParentId  string `protobuf:"bytes,3,opt,name=parent_id,json=parentId,proto3" json:"parent_id,omitempty"`
+	ProcessId string `protobuf:"bytes,4,opt,name=process_id,json=processId,proto3" json:"process_id,omitempty"`
+	CreatedAt int64  `protobuf:"varint,5,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	FreezeNs  int64  `protobuf:"varint,6,opt,name=freeze_ns,json=freezeNs,proto3" json:"freeze_ns,omitempty"`
+	Bytes     int64  `protobuf:"varint,7,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Entries   int64  `protobuf:"varint,8,opt,name=entries,proto3" json:"entries,omitempty"`
+	// sha256 over its entries.
+	Digest        []byte `protobuf:"bytes,9,opt,name=digest,proto3" json:"digest,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ArchiveCheckpoint) Reset() {
+	*x = ArchiveCheckpoint{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[90]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ArchiveCheckpoint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ArchiveCheckpoint) ProtoMessage() {}
+
+func (x *ArchiveCheckpoint) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[90]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ArchiveCheckpoint.ProtoReflect.Descriptor instead.
+func (*ArchiveCheckpoint) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{90}
+}
+
+func (x *ArchiveCheckpoint) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ArchiveCheckpoint) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *ArchiveCheckpoint) GetParentId() string {
+	if x != nil {
+		return x.ParentId
+	}
+	return ""
+}
+
+func (x *ArchiveCheckpoint) GetProcessId() string {
+	if x != nil {
+		return x.ProcessId
+	}
+	return ""
+}
+
+func (x *ArchiveCheckpoint) GetCreatedAt() int64 {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return 0
+}
+
+func (x *ArchiveCheckpoint) GetFreezeNs() int64 {
+	if x != nil {
+		return x.FreezeNs
+	}
+	return 0
+}
+
+func (x *ArchiveCheckpoint) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *ArchiveCheckpoint) GetEntries() int64 {
+	if x != nil {
+		return x.Entries
+	}
+	return 0
+}
+
+func (x *ArchiveCheckpoint) GetDigest() []byte {
+	if x != nil {
+		return x.Digest
+	}
+	return nil
+}
+
+type ArchiveEntry struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Below the folder of changes; empty: that folder itself.
+	Path []byte `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	// Kind and permissions, as st_mode.
+	Mode    uint32 `protobuf:"varint,2,opt,name=mode,proto3" json:"mode,omitempty"`
+	Uid     uint32 `protobuf:"varint,3,opt,name=uid,proto3" json:"uid,omitempty"`
+	Gid     uint32 `protobuf:"varint,4,opt,name=gid,proto3" json:"gid,omitempty"`
+	Mtime   int64  `protobuf:"varint,5,opt,name=mtime,proto3" json:"mtime,omitempty"`
+	MtimeNs uint32 `protobuf:"varint,6,opt,name=mtime_ns,json=mtimeNs,proto3" json:"mtime_ns,omitempty"`
+	// By name.
+	Attributes []*ArchiveEntry_Attribute `protobuf:"bytes,7,rep,name=attributes,proto3" json:"attributes,omitempty"`
+	// Of a symbolic link.
+	Target []byte `protobuf:"bytes,8,opt,name=target,proto3" json:"target,omitempty"`
+	// The first entry that is the same file.
+	Link []byte `protobuf:"bytes,9,opt,name=link,proto3" json:"link,omitempty"`
+	// Of a regular file: its size and the sha256 of its content.
+	Size   int64  `protobuf:"varint,10,opt,name=size,proto3" json:"size,omitempty"`
+	Digest []byte `protobuf:"bytes,11,opt,name=digest,proto3" json:"digest,omitempty"`
+	// Where the content was before: a checkpoint of the archive and a path in it. None:
+	// it follows as data.
+	SameCheckpoint string `protobuf:"bytes,12,opt,name=same_checkpoint,json=sameCheckpoint,proto3" json:"same_checkpoint,omitempty"`
+	SamePath       []byte `protobuf:"bytes,13,opt,name=same_path,json=samePath,proto3" json:"same_path,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *ArchiveEntry) Reset() {
+	*x = ArchiveEntry{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[91]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ArchiveEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ArchiveEntry) ProtoMessage() {}
+
+func (x *ArchiveEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[91]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ArchiveEntry.ProtoReflect.Descriptor instead.
+func (*ArchiveEntry) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{91}
+}
+
+func (x *ArchiveEntry) GetPath() []byte {
+	if x != nil {
+		return x.Path
+	}
+	return nil
+}
+
+func (x *ArchiveEntry) GetMode() uint32 {
+	if x != nil {
+		return x.Mode
+	}
+	return 0
+}
+
+func (x *ArchiveEntry) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *ArchiveEntry) GetGid() uint32 {
+	if x != nil {
+		return x.Gid
+	}
+	return 0
+}
+
+func (x *ArchiveEntry) GetMtime() int64 {
+	if x != nil {
+		return x.Mtime
+	}
+	return 0
+}
+
+func (x *ArchiveEntry) GetMtimeNs() uint32 {
+	if x != nil {
+		return x.MtimeNs
+	}
+	return 0
+}
+
+func (x *ArchiveEntry) GetAttributes() []*ArchiveEntry_Attribute {
+	if x != nil {
+		return x.Attributes
+	}
+	return nil
+}
+
+func (x *ArchiveEntry) GetTarget() []byte {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *ArchiveEntry) GetLink() []byte {
+	if x != nil {
+		return x.Link
+	}
+	return nil
+}
+
+func (x *ArchiveEntry) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *ArchiveEntry) GetDigest() []byte {
+	if x != nil {
+		return x.Digest
+	}
+	return nil
+}
+
+func (x *ArchiveEntry) GetSameCheckpoint() string {
+	if x != nil {
+		return x.SameCheckpoint
+	}
+	return ""
+}
+
+func (x *ArchiveEntry) GetSamePath() []byte {
+	if x != nil {
+		return x.SamePath
+	}
+	return nil
+}
+
+type ArchiveFile struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the folder of a process state.
+	ProcessId     string `protobuf:"bytes,1,opt,name=process_id,json=processId,proto3" json:"process_id,omitempty"`
+	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Size          int64  `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ArchiveFile) Reset() {
+	*x = ArchiveFile{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[92]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ArchiveFile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ArchiveFile) ProtoMessage() {}
+
+func (x *ArchiveFile) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[92]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ArchiveFile.ProtoReflect.Descriptor instead.
+func (*ArchiveFile) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{92}
+}
+
+func (x *ArchiveFile) GetProcessId() string {
+	if x != nil {
+		return x.ProcessId
+	}
+	return ""
+}
+
+func (x *ArchiveFile) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ArchiveFile) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+type ArchiveData struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What lies between pieces of data is a hole.
+	Offset        int64  `protobuf:"varint,1,opt,name=offset,proto3" json:"offset,omitempty"`
+	Data          []byte `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ArchiveData) Reset() {
+	*x = ArchiveData{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[93]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ArchiveData) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ArchiveData) ProtoMessage() {}
+
+func (x *ArchiveData) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[93]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ArchiveData.ProtoReflect.Descriptor instead.
+func (*ArchiveData) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{93}
+}
+
+func (x *ArchiveData) GetOffset() int64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *ArchiveData) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+type ArchiveEnd struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// sha256 of everything before this frame.
+	Sha256        []byte `protobuf:"bytes,1,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ArchiveEnd) Reset() {
+	*x = ArchiveEnd{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[94]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ArchiveEnd) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ArchiveEnd) ProtoMessage() {}
+
+func (x *ArchiveEnd) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[94]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ArchiveEnd.ProtoReflect.Descriptor instead.
+func (*ArchiveEnd) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{94}
+}
+
+func (x *ArchiveEnd) GetSha256() []byte {
+	if x != nil {
+		return x.Sha256
+	}
+	return nil
+}
+
 type ExportStatsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// One of ListTables.
@@ -6291,7 +7272,7 @@ type ExportStatsRequest struct {
 
 func (x *ExportStatsRequest) Reset() {
 	*x = ExportStatsRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[82]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6303,7 +7284,7 @@ func (x *ExportStatsRequest) String() string {
 func (*ExportStatsRequest) ProtoMessage() {}
 
 func (x *ExportStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[82]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6316,7 +7297,7 @@ func (x *ExportStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportStatsRequest.ProtoReflect.Descriptor instead.
 func (*ExportStatsRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{82}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ExportStatsRequest) GetTable() string {
@@ -6342,7 +7323,7 @@ type ExportStatsChunk struct {
 
 func (x *ExportStatsChunk) Reset() {
 	*x = ExportStatsChunk{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[83]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6354,7 +7335,7 @@ func (x *ExportStatsChunk) String() string {
 func (*ExportStatsChunk) ProtoMessage() {}
 
 func (x *ExportStatsChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[83]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6367,7 +7348,7 @@ func (x *ExportStatsChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportStatsChunk.ProtoReflect.Descriptor instead.
 func (*ExportStatsChunk) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{83}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *ExportStatsChunk) GetData() []byte {
@@ -6385,7 +7366,7 @@ type ListTablesRequest struct {
 
 func (x *ListTablesRequest) Reset() {
 	*x = ListTablesRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[84]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6397,7 +7378,7 @@ func (x *ListTablesRequest) String() string {
 func (*ListTablesRequest) ProtoMessage() {}
 
 func (x *ListTablesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[84]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6410,7 +7391,7 @@ func (x *ListTablesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTablesRequest.ProtoReflect.Descriptor instead.
 func (*ListTablesRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{84}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{97}
 }
 
 type Table struct {
@@ -6425,7 +7406,7 @@ type Table struct {
 
 func (x *Table) Reset() {
 	*x = Table{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[85]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6437,7 +7418,7 @@ func (x *Table) String() string {
 func (*Table) ProtoMessage() {}
 
 func (x *Table) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[85]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6450,7 +7431,7 @@ func (x *Table) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Table.ProtoReflect.Descriptor instead.
 func (*Table) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{85}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *Table) GetName() string {
@@ -6492,7 +7473,7 @@ type Column struct {
 
 func (x *Column) Reset() {
 	*x = Column{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[86]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6504,7 +7485,7 @@ func (x *Column) String() string {
 func (*Column) ProtoMessage() {}
 
 func (x *Column) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[86]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6517,7 +7498,7 @@ func (x *Column) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Column.ProtoReflect.Descriptor instead.
 func (*Column) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{86}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *Column) GetName() string {
@@ -6550,7 +7531,7 @@ type ListTablesResponse struct {
 
 func (x *ListTablesResponse) Reset() {
 	*x = ListTablesResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[87]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6562,7 +7543,7 @@ func (x *ListTablesResponse) String() string {
 func (*ListTablesResponse) ProtoMessage() {}
 
 func (x *ListTablesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[87]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6575,7 +7556,7 @@ func (x *ListTablesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTablesResponse.ProtoReflect.Descriptor instead.
 func (*ListTablesResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{87}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *ListTablesResponse) GetTables() []*Table {
@@ -6602,7 +7583,7 @@ type ForkRequest_Want struct {
 
 func (x *ForkRequest_Want) Reset() {
 	*x = ForkRequest_Want{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[98]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6614,7 +7595,7 @@ func (x *ForkRequest_Want) String() string {
 func (*ForkRequest_Want) ProtoMessage() {}
 
 func (x *ForkRequest_Want) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[98]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6688,7 +7669,7 @@ type BackupRequest_Item struct {
 
 func (x *BackupRequest_Item) Reset() {
 	*x = BackupRequest_Item{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[104]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6700,7 +7681,7 @@ func (x *BackupRequest_Item) String() string {
 func (*BackupRequest_Item) ProtoMessage() {}
 
 func (x *BackupRequest_Item) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[104]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6728,6 +7709,58 @@ func (x *BackupRequest_Item) GetValue() float64 {
 		return x.Value
 	}
 	return 0
+}
+
+type ArchiveEntry_Attribute struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Value         []byte                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ArchiveEntry_Attribute) Reset() {
+	*x = ArchiveEntry_Attribute{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[118]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ArchiveEntry_Attribute) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ArchiveEntry_Attribute) ProtoMessage() {}
+
+func (x *ArchiveEntry_Attribute) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[118]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ArchiveEntry_Attribute.ProtoReflect.Descriptor instead.
+func (*ArchiveEntry_Attribute) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{91, 0}
+}
+
+func (x *ArchiveEntry_Attribute) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ArchiveEntry_Attribute) GetValue() []byte {
+	if x != nil {
+		return x.Value
+	}
+	return nil
 }
 
 var File_boxwood_v1_boxwood_proto protoreflect.FileDescriptor
@@ -7270,7 +8303,91 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\vPinResponse\")\n" +
 	"\fUnpinRequest\x12\x19\n" +
 	"\bnode_ids\x18\x01 \x03(\tR\anodeIds\"\x0f\n" +
-	"\rUnpinResponse\"C\n" +
+	"\rUnpinResponse\"E\n" +
+	"\x11ExportTreeRequest\x12\x17\n" +
+	"\atree_id\x18\x01 \x01(\tR\x06treeId\x12\x17\n" +
+	"\anode_id\x18\x02 \x01(\tR\x06nodeId\"%\n" +
+	"\x0fExportTreeChunk\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"h\n" +
+	"\x11ImportTreeRequest\x123\n" +
+	"\x05start\x18\x01 \x01(\v2\x1b.boxwood.v1.ImportTreeStartH\x00R\x05start\x12\x16\n" +
+	"\x05chunk\x18\x02 \x01(\fH\x00R\x05chunkB\x06\n" +
+	"\x04part\"S\n" +
+	"\x0fImportTreeStart\x12\x17\n" +
+	"\anew_ids\x18\x01 \x01(\bR\x06newIds\x12'\n" +
+	"\x0fidempotency_key\x18\x02 \x01(\tR\x0eidempotencyKey\"\x88\x01\n" +
+	"\x12ImportTreeResponse\x12$\n" +
+	"\x04tree\x18\x01 \x01(\v2\x10.boxwood.v1.TreeR\x04tree\x12\x14\n" +
+	"\x05nodes\x18\x02 \x01(\x03R\x05nodes\x12 \n" +
+	"\vcheckpoints\x18\x03 \x01(\x03R\vcheckpoints\x12\x14\n" +
+	"\x05bytes\x18\x04 \x01(\x03R\x05bytes\"\xe0\x02\n" +
+	"\rArchiveHeader\x12\x16\n" +
+	"\x06format\x18\x01 \x01(\x05R\x06format\x12\x18\n" +
+	"\aboxwood\x18\x02 \x01(\tR\aboxwood\x12\x16\n" +
+	"\x06kernel\x18\x03 \x01(\tR\x06kernel\x12$\n" +
+	"\x04tree\x18\x04 \x01(\v2\x10.boxwood.v1.TreeR\x04tree\x120\n" +
+	"\bdefaults\x18\x05 \x01(\v2\x14.boxwood.v1.DefaultsR\bdefaults\x12\x16\n" +
+	"\x06layers\x18\x06 \x03(\tR\x06layers\x12\x14\n" +
+	"\x05nodes\x18\a \x01(\x03R\x05nodes\x12 \n" +
+	"\vcheckpoints\x18\b \x01(\x03R\vcheckpoints\x12#\n" +
+	"\rcontent_bytes\x18\t \x01(\x03R\fcontentBytes\x128\n" +
+	"\tprocesses\x18\n" +
+	" \x03(\v2\x1a.boxwood.v1.ArchiveProcessR\tprocesses\"\xcc\x01\n" +
+	"\x0eArchiveProcess\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12+\n" +
+	"\x04kind\x18\x02 \x01(\x0e2\x17.boxwood.v1.ProcessKindR\x04kind\x12\x16\n" +
+	"\x06digest\x18\x03 \x01(\tR\x06digest\x12\x14\n" +
+	"\x05bytes\x18\x04 \x01(\x03R\x05bytes\x12\x16\n" +
+	"\x06kernel\x18\x05 \x01(\tR\x06kernel\x12\x18\n" +
+	"\aprogram\x18\x06 \x01(\tR\aprogram\x12\x1d\n" +
+	"\n" +
+	"created_at\x18\a \x01(\x03R\tcreatedAt\"b\n" +
+	"\vArchiveNode\x12$\n" +
+	"\x04node\x18\x01 \x01(\v2\x10.boxwood.v1.NodeR\x04node\x12-\n" +
+	"\atimings\x18\x02 \x01(\v2\x13.boxwood.v1.TimingsR\atimings\"\xfc\x01\n" +
+	"\x11ArchiveCheckpoint\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
+	"\anode_id\x18\x02 \x01(\tR\x06nodeId\x12\x1b\n" +
+	"\tparent_id\x18\x03 \x01(\tR\bparentId\x12\x1d\n" +
+	"\n" +
+	"process_id\x18\x04 \x01(\tR\tprocessId\x12\x1d\n" +
+	"\n" +
+	"created_at\x18\x05 \x01(\x03R\tcreatedAt\x12\x1b\n" +
+	"\tfreeze_ns\x18\x06 \x01(\x03R\bfreezeNs\x12\x14\n" +
+	"\x05bytes\x18\a \x01(\x03R\x05bytes\x12\x18\n" +
+	"\aentries\x18\b \x01(\x03R\aentries\x12\x16\n" +
+	"\x06digest\x18\t \x01(\fR\x06digest\"\xa4\x03\n" +
+	"\fArchiveEntry\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\fR\x04path\x12\x12\n" +
+	"\x04mode\x18\x02 \x01(\rR\x04mode\x12\x10\n" +
+	"\x03uid\x18\x03 \x01(\rR\x03uid\x12\x10\n" +
+	"\x03gid\x18\x04 \x01(\rR\x03gid\x12\x14\n" +
+	"\x05mtime\x18\x05 \x01(\x03R\x05mtime\x12\x19\n" +
+	"\bmtime_ns\x18\x06 \x01(\rR\amtimeNs\x12B\n" +
+	"\n" +
+	"attributes\x18\a \x03(\v2\".boxwood.v1.ArchiveEntry.AttributeR\n" +
+	"attributes\x12\x16\n" +
+	"\x06target\x18\b \x01(\fR\x06target\x12\x12\n" +
+	"\x04link\x18\t \x01(\fR\x04link\x12\x12\n" +
+	"\x04size\x18\n" +
+	" \x01(\x03R\x04size\x12\x16\n" +
+	"\x06digest\x18\v \x01(\fR\x06digest\x12'\n" +
+	"\x0fsame_checkpoint\x18\f \x01(\tR\x0esameCheckpoint\x12\x1b\n" +
+	"\tsame_path\x18\r \x01(\fR\bsamePath\x1a5\n" +
+	"\tAttribute\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value\"T\n" +
+	"\vArchiveFile\x12\x1d\n" +
+	"\n" +
+	"process_id\x18\x01 \x01(\tR\tprocessId\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
+	"\x04size\x18\x03 \x01(\x03R\x04size\"9\n" +
+	"\vArchiveData\x12\x16\n" +
+	"\x06offset\x18\x01 \x01(\x03R\x06offset\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\"$\n" +
+	"\n" +
+	"ArchiveEnd\x12\x16\n" +
+	"\x06sha256\x18\x01 \x01(\fR\x06sha256\"C\n" +
 	"\x12ExportStatsRequest\x12\x14\n" +
 	"\x05table\x18\x01 \x01(\tR\x05table\x12\x17\n" +
 	"\atree_id\x18\x02 \x01(\tR\x06treeId\"&\n" +
@@ -7314,7 +8431,7 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x10TURN_STATUS_LOST\x10\x04*)\n" +
 	"\x03Ack\x12\x10\n" +
 	"\fACK_RECORDED\x10\x00\x12\x10\n" +
-	"\fACK_CAPTURED\x10\x012\xdc\x12\n" +
+	"\fACK_CAPTURED\x10\x012\xf7\x13\n" +
 	"\aBoxwood\x12B\n" +
 	"\aGetInfo\x12\x1a.boxwood.v1.GetInfoRequest\x1a\x1b.boxwood.v1.GetInfoResponse\x12M\n" +
 	"\vImportImage\x12\x1e.boxwood.v1.ImportImageRequest\x1a\x1c.boxwood.v1.ImportImageEvent0\x01\x12K\n" +
@@ -7351,7 +8468,11 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"GetPayload\x12\x1d.boxwood.v1.GetPayloadRequest\x1a\x1e.boxwood.v1.GetPayloadResponse\x12<\n" +
 	"\x05Prune\x12\x18.boxwood.v1.PruneRequest\x1a\x19.boxwood.v1.PruneResponse\x126\n" +
 	"\x03Pin\x12\x16.boxwood.v1.PinRequest\x1a\x17.boxwood.v1.PinResponse\x12<\n" +
-	"\x05Unpin\x12\x18.boxwood.v1.UnpinRequest\x1a\x19.boxwood.v1.UnpinResponse\x12M\n" +
+	"\x05Unpin\x12\x18.boxwood.v1.UnpinRequest\x1a\x19.boxwood.v1.UnpinResponse\x12J\n" +
+	"\n" +
+	"ExportTree\x12\x1d.boxwood.v1.ExportTreeRequest\x1a\x1b.boxwood.v1.ExportTreeChunk0\x01\x12M\n" +
+	"\n" +
+	"ImportTree\x12\x1d.boxwood.v1.ImportTreeRequest\x1a\x1e.boxwood.v1.ImportTreeResponse(\x01\x12M\n" +
 	"\vExportStats\x12\x1e.boxwood.v1.ExportStatsRequest\x1a\x1c.boxwood.v1.ExportStatsChunk0\x01\x12K\n" +
 	"\n" +
 	"ListTables\x12\x1d.boxwood.v1.ListTablesRequest\x1a\x1e.boxwood.v1.ListTablesResponseB:Z8github.com/boxwood-rl/boxwood/proto/boxwood/v1;boxwoodv1b\x06proto3"
@@ -7369,122 +8490,136 @@ func file_boxwood_v1_boxwood_proto_rawDescGZIP() []byte {
 }
 
 var file_boxwood_v1_boxwood_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_boxwood_v1_boxwood_proto_msgTypes = make([]protoimpl.MessageInfo, 105)
+var file_boxwood_v1_boxwood_proto_msgTypes = make([]protoimpl.MessageInfo, 119)
 var file_boxwood_v1_boxwood_proto_goTypes = []any{
-	(Verdict)(0),                  // 0: boxwood.v1.Verdict
-	(CaptureStatus)(0),            // 1: boxwood.v1.CaptureStatus
-	(ProcessKind)(0),              // 2: boxwood.v1.ProcessKind
-	(TurnStatus)(0),               // 3: boxwood.v1.TurnStatus
-	(Ack)(0),                      // 4: boxwood.v1.Ack
-	(Error_Origin)(0),             // 5: boxwood.v1.Error.Origin
-	(Effect_Kind)(0),              // 6: boxwood.v1.Effect.Kind
-	(Capability_State)(0),         // 7: boxwood.v1.Capability.State
-	(BackupRequest_Rule)(0),       // 8: boxwood.v1.BackupRequest.Rule
-	(*Error)(nil),                 // 9: boxwood.v1.Error
-	(*Effect)(nil),                // 10: boxwood.v1.Effect
-	(*Observation)(nil),           // 11: boxwood.v1.Observation
-	(*Action)(nil),                // 12: boxwood.v1.Action
-	(*Node)(nil),                  // 13: boxwood.v1.Node
-	(*Limits)(nil),                // 14: boxwood.v1.Limits
-	(*Sandbox)(nil),               // 15: boxwood.v1.Sandbox
-	(*Tree)(nil),                  // 16: boxwood.v1.Tree
-	(*Image)(nil),                 // 17: boxwood.v1.Image
-	(*GetInfoRequest)(nil),        // 18: boxwood.v1.GetInfoRequest
-	(*Capability)(nil),            // 19: boxwood.v1.Capability
-	(*GetInfoResponse)(nil),       // 20: boxwood.v1.GetInfoResponse
-	(*ImportImageRequest)(nil),    // 21: boxwood.v1.ImportImageRequest
-	(*ImportImageEvent)(nil),      // 22: boxwood.v1.ImportImageEvent
-	(*ListImagesRequest)(nil),     // 23: boxwood.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),    // 24: boxwood.v1.ListImagesResponse
-	(*RemoveImageRequest)(nil),    // 25: boxwood.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),   // 26: boxwood.v1.RemoveImageResponse
-	(*SetupStep)(nil),             // 27: boxwood.v1.SetupStep
-	(*FileToWrite)(nil),           // 28: boxwood.v1.FileToWrite
-	(*Defaults)(nil),              // 29: boxwood.v1.Defaults
-	(*CreateTreeRequest)(nil),     // 30: boxwood.v1.CreateTreeRequest
-	(*CreateTreeResponse)(nil),    // 31: boxwood.v1.CreateTreeResponse
-	(*CloseTreeRequest)(nil),      // 32: boxwood.v1.CloseTreeRequest
-	(*CloseTreeResponse)(nil),     // 33: boxwood.v1.CloseTreeResponse
-	(*ListTreesRequest)(nil),      // 34: boxwood.v1.ListTreesRequest
-	(*ListTreesResponse)(nil),     // 35: boxwood.v1.ListTreesResponse
-	(*Command)(nil),               // 36: boxwood.v1.Command
-	(*RunTurnRequest)(nil),        // 37: boxwood.v1.RunTurnRequest
-	(*NodeInput)(nil),             // 38: boxwood.v1.NodeInput
-	(*TurnEvent)(nil),             // 39: boxwood.v1.TurnEvent
-	(*CommandResult)(nil),         // 40: boxwood.v1.CommandResult
-	(*Timings)(nil),               // 41: boxwood.v1.Timings
-	(*TurnResult)(nil),            // 42: boxwood.v1.TurnResult
-	(*BeginTurnRequest)(nil),      // 43: boxwood.v1.BeginTurnRequest
-	(*BeginTurnResponse)(nil),     // 44: boxwood.v1.BeginTurnResponse
-	(*ExecRequest)(nil),           // 45: boxwood.v1.ExecRequest
-	(*EndTurnRequest)(nil),        // 46: boxwood.v1.EndTurnRequest
-	(*CancelTurnRequest)(nil),     // 47: boxwood.v1.CancelTurnRequest
-	(*CancelTurnResponse)(nil),    // 48: boxwood.v1.CancelTurnResponse
-	(*ReadFileRequest)(nil),       // 49: boxwood.v1.ReadFileRequest
-	(*ReadFileResponse)(nil),      // 50: boxwood.v1.ReadFileResponse
-	(*WriteFileRequest)(nil),      // 51: boxwood.v1.WriteFileRequest
-	(*WriteFileResponse)(nil),     // 52: boxwood.v1.WriteFileResponse
-	(*UploadRequest)(nil),         // 53: boxwood.v1.UploadRequest
-	(*UploadStart)(nil),           // 54: boxwood.v1.UploadStart
-	(*UploadResponse)(nil),        // 55: boxwood.v1.UploadResponse
-	(*DownloadRequest)(nil),       // 56: boxwood.v1.DownloadRequest
-	(*DownloadResponse)(nil),      // 57: boxwood.v1.DownloadResponse
-	(*ForkRequest)(nil),           // 58: boxwood.v1.ForkRequest
-	(*ForkResult)(nil),            // 59: boxwood.v1.ForkResult
-	(*ForkResults)(nil),           // 60: boxwood.v1.ForkResults
-	(*RollbackRequest)(nil),       // 61: boxwood.v1.RollbackRequest
-	(*RollbackResponse)(nil),      // 62: boxwood.v1.RollbackResponse
-	(*ReleaseRequest)(nil),        // 63: boxwood.v1.ReleaseRequest
-	(*ReleaseResponse)(nil),       // 64: boxwood.v1.ReleaseResponse
-	(*RenewRequest)(nil),          // 65: boxwood.v1.RenewRequest
-	(*RenewResponse)(nil),         // 66: boxwood.v1.RenewResponse
-	(*ListSandboxesRequest)(nil),  // 67: boxwood.v1.ListSandboxesRequest
-	(*ListSandboxesResponse)(nil), // 68: boxwood.v1.ListSandboxesResponse
-	(*WaitCapturedRequest)(nil),   // 69: boxwood.v1.WaitCapturedRequest
-	(*WaitCapturedResponse)(nil),  // 70: boxwood.v1.WaitCapturedResponse
-	(*EvaluateRequest)(nil),       // 71: boxwood.v1.EvaluateRequest
-	(*Grader)(nil),                // 72: boxwood.v1.Grader
-	(*EvaluateResponse)(nil),      // 73: boxwood.v1.EvaluateResponse
-	(*GetNodeRequest)(nil),        // 74: boxwood.v1.GetNodeRequest
-	(*ListNodesRequest)(nil),      // 75: boxwood.v1.ListNodesRequest
-	(*WatchTreeRequest)(nil),      // 76: boxwood.v1.WatchTreeRequest
-	(*TreeEvent)(nil),             // 77: boxwood.v1.TreeEvent
-	(*NodeAnnotation)(nil),        // 78: boxwood.v1.NodeAnnotation
-	(*AnnotateRequest)(nil),       // 79: boxwood.v1.AnnotateRequest
-	(*AnnotateResponse)(nil),      // 80: boxwood.v1.AnnotateResponse
-	(*BackupRequest)(nil),         // 81: boxwood.v1.BackupRequest
-	(*BackupResponse)(nil),        // 82: boxwood.v1.BackupResponse
-	(*GetPayloadRequest)(nil),     // 83: boxwood.v1.GetPayloadRequest
-	(*GetPayloadResponse)(nil),    // 84: boxwood.v1.GetPayloadResponse
-	(*PruneRequest)(nil),          // 85: boxwood.v1.PruneRequest
-	(*PruneResponse)(nil),         // 86: boxwood.v1.PruneResponse
-	(*PinRequest)(nil),            // 87: boxwood.v1.PinRequest
-	(*PinResponse)(nil),           // 88: boxwood.v1.PinResponse
-	(*UnpinRequest)(nil),          // 89: boxwood.v1.UnpinRequest
-	(*UnpinResponse)(nil),         // 90: boxwood.v1.UnpinResponse
-	(*ExportStatsRequest)(nil),    // 91: boxwood.v1.ExportStatsRequest
-	(*ExportStatsChunk)(nil),      // 92: boxwood.v1.ExportStatsChunk
-	(*ListTablesRequest)(nil),     // 93: boxwood.v1.ListTablesRequest
-	(*Table)(nil),                 // 94: boxwood.v1.Table
-	(*Column)(nil),                // 95: boxwood.v1.Column
-	(*ListTablesResponse)(nil),    // 96: boxwood.v1.ListTablesResponse
-	nil,                           // 97: boxwood.v1.Node.RewardsEntry
-	nil,                           // 98: boxwood.v1.Node.LabelsEntry
-	nil,                           // 99: boxwood.v1.Sandbox.LabelsEntry
-	nil,                           // 100: boxwood.v1.Tree.LabelsEntry
-	nil,                           // 101: boxwood.v1.Image.EnvEntry
-	nil,                           // 102: boxwood.v1.Defaults.EnvEntry
-	nil,                           // 103: boxwood.v1.CreateTreeRequest.LabelsEntry
-	nil,                           // 104: boxwood.v1.ListTreesRequest.LabelsEntry
-	nil,                           // 105: boxwood.v1.Command.EnvEntry
-	nil,                           // 106: boxwood.v1.NodeInput.LabelsEntry
-	(*ForkRequest_Want)(nil),      // 107: boxwood.v1.ForkRequest.Want
-	nil,                           // 108: boxwood.v1.ForkRequest.LabelsEntry
-	nil,                           // 109: boxwood.v1.EvaluateResponse.RewardsEntry
-	nil,                           // 110: boxwood.v1.ListNodesRequest.LabelsEntry
-	nil,                           // 111: boxwood.v1.NodeAnnotation.RewardsEntry
-	nil,                           // 112: boxwood.v1.NodeAnnotation.LabelsEntry
-	(*BackupRequest_Item)(nil),    // 113: boxwood.v1.BackupRequest.Item
+	(Verdict)(0),                   // 0: boxwood.v1.Verdict
+	(CaptureStatus)(0),             // 1: boxwood.v1.CaptureStatus
+	(ProcessKind)(0),               // 2: boxwood.v1.ProcessKind
+	(TurnStatus)(0),                // 3: boxwood.v1.TurnStatus
+	(Ack)(0),                       // 4: boxwood.v1.Ack
+	(Error_Origin)(0),              // 5: boxwood.v1.Error.Origin
+	(Effect_Kind)(0),               // 6: boxwood.v1.Effect.Kind
+	(Capability_State)(0),          // 7: boxwood.v1.Capability.State
+	(BackupRequest_Rule)(0),        // 8: boxwood.v1.BackupRequest.Rule
+	(*Error)(nil),                  // 9: boxwood.v1.Error
+	(*Effect)(nil),                 // 10: boxwood.v1.Effect
+	(*Observation)(nil),            // 11: boxwood.v1.Observation
+	(*Action)(nil),                 // 12: boxwood.v1.Action
+	(*Node)(nil),                   // 13: boxwood.v1.Node
+	(*Limits)(nil),                 // 14: boxwood.v1.Limits
+	(*Sandbox)(nil),                // 15: boxwood.v1.Sandbox
+	(*Tree)(nil),                   // 16: boxwood.v1.Tree
+	(*Image)(nil),                  // 17: boxwood.v1.Image
+	(*GetInfoRequest)(nil),         // 18: boxwood.v1.GetInfoRequest
+	(*Capability)(nil),             // 19: boxwood.v1.Capability
+	(*GetInfoResponse)(nil),        // 20: boxwood.v1.GetInfoResponse
+	(*ImportImageRequest)(nil),     // 21: boxwood.v1.ImportImageRequest
+	(*ImportImageEvent)(nil),       // 22: boxwood.v1.ImportImageEvent
+	(*ListImagesRequest)(nil),      // 23: boxwood.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),     // 24: boxwood.v1.ListImagesResponse
+	(*RemoveImageRequest)(nil),     // 25: boxwood.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),    // 26: boxwood.v1.RemoveImageResponse
+	(*SetupStep)(nil),              // 27: boxwood.v1.SetupStep
+	(*FileToWrite)(nil),            // 28: boxwood.v1.FileToWrite
+	(*Defaults)(nil),               // 29: boxwood.v1.Defaults
+	(*CreateTreeRequest)(nil),      // 30: boxwood.v1.CreateTreeRequest
+	(*CreateTreeResponse)(nil),     // 31: boxwood.v1.CreateTreeResponse
+	(*CloseTreeRequest)(nil),       // 32: boxwood.v1.CloseTreeRequest
+	(*CloseTreeResponse)(nil),      // 33: boxwood.v1.CloseTreeResponse
+	(*ListTreesRequest)(nil),       // 34: boxwood.v1.ListTreesRequest
+	(*ListTreesResponse)(nil),      // 35: boxwood.v1.ListTreesResponse
+	(*Command)(nil),                // 36: boxwood.v1.Command
+	(*RunTurnRequest)(nil),         // 37: boxwood.v1.RunTurnRequest
+	(*NodeInput)(nil),              // 38: boxwood.v1.NodeInput
+	(*TurnEvent)(nil),              // 39: boxwood.v1.TurnEvent
+	(*CommandResult)(nil),          // 40: boxwood.v1.CommandResult
+	(*Timings)(nil),                // 41: boxwood.v1.Timings
+	(*TurnResult)(nil),             // 42: boxwood.v1.TurnResult
+	(*BeginTurnRequest)(nil),       // 43: boxwood.v1.BeginTurnRequest
+	(*BeginTurnResponse)(nil),      // 44: boxwood.v1.BeginTurnResponse
+	(*ExecRequest)(nil),            // 45: boxwood.v1.ExecRequest
+	(*EndTurnRequest)(nil),         // 46: boxwood.v1.EndTurnRequest
+	(*CancelTurnRequest)(nil),      // 47: boxwood.v1.CancelTurnRequest
+	(*CancelTurnResponse)(nil),     // 48: boxwood.v1.CancelTurnResponse
+	(*ReadFileRequest)(nil),        // 49: boxwood.v1.ReadFileRequest
+	(*ReadFileResponse)(nil),       // 50: boxwood.v1.ReadFileResponse
+	(*WriteFileRequest)(nil),       // 51: boxwood.v1.WriteFileRequest
+	(*WriteFileResponse)(nil),      // 52: boxwood.v1.WriteFileResponse
+	(*UploadRequest)(nil),          // 53: boxwood.v1.UploadRequest
+	(*UploadStart)(nil),            // 54: boxwood.v1.UploadStart
+	(*UploadResponse)(nil),         // 55: boxwood.v1.UploadResponse
+	(*DownloadRequest)(nil),        // 56: boxwood.v1.DownloadRequest
+	(*DownloadResponse)(nil),       // 57: boxwood.v1.DownloadResponse
+	(*ForkRequest)(nil),            // 58: boxwood.v1.ForkRequest
+	(*ForkResult)(nil),             // 59: boxwood.v1.ForkResult
+	(*ForkResults)(nil),            // 60: boxwood.v1.ForkResults
+	(*RollbackRequest)(nil),        // 61: boxwood.v1.RollbackRequest
+	(*RollbackResponse)(nil),       // 62: boxwood.v1.RollbackResponse
+	(*ReleaseRequest)(nil),         // 63: boxwood.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),        // 64: boxwood.v1.ReleaseResponse
+	(*RenewRequest)(nil),           // 65: boxwood.v1.RenewRequest
+	(*RenewResponse)(nil),          // 66: boxwood.v1.RenewResponse
+	(*ListSandboxesRequest)(nil),   // 67: boxwood.v1.ListSandboxesRequest
+	(*ListSandboxesResponse)(nil),  // 68: boxwood.v1.ListSandboxesResponse
+	(*WaitCapturedRequest)(nil),    // 69: boxwood.v1.WaitCapturedRequest
+	(*WaitCapturedResponse)(nil),   // 70: boxwood.v1.WaitCapturedResponse
+	(*EvaluateRequest)(nil),        // 71: boxwood.v1.EvaluateRequest
+	(*Grader)(nil),                 // 72: boxwood.v1.Grader
+	(*EvaluateResponse)(nil),       // 73: boxwood.v1.EvaluateResponse
+	(*GetNodeRequest)(nil),         // 74: boxwood.v1.GetNodeRequest
+	(*ListNodesRequest)(nil),       // 75: boxwood.v1.ListNodesRequest
+	(*WatchTreeRequest)(nil),       // 76: boxwood.v1.WatchTreeRequest
+	(*TreeEvent)(nil),              // 77: boxwood.v1.TreeEvent
+	(*NodeAnnotation)(nil),         // 78: boxwood.v1.NodeAnnotation
+	(*AnnotateRequest)(nil),        // 79: boxwood.v1.AnnotateRequest
+	(*AnnotateResponse)(nil),       // 80: boxwood.v1.AnnotateResponse
+	(*BackupRequest)(nil),          // 81: boxwood.v1.BackupRequest
+	(*BackupResponse)(nil),         // 82: boxwood.v1.BackupResponse
+	(*GetPayloadRequest)(nil),      // 83: boxwood.v1.GetPayloadRequest
+	(*GetPayloadResponse)(nil),     // 84: boxwood.v1.GetPayloadResponse
+	(*PruneRequest)(nil),           // 85: boxwood.v1.PruneRequest
+	(*PruneResponse)(nil),          // 86: boxwood.v1.PruneResponse
+	(*PinRequest)(nil),             // 87: boxwood.v1.PinRequest
+	(*PinResponse)(nil),            // 88: boxwood.v1.PinResponse
+	(*UnpinRequest)(nil),           // 89: boxwood.v1.UnpinRequest
+	(*UnpinResponse)(nil),          // 90: boxwood.v1.UnpinResponse
+	(*ExportTreeRequest)(nil),      // 91: boxwood.v1.ExportTreeRequest
+	(*ExportTreeChunk)(nil),        // 92: boxwood.v1.ExportTreeChunk
+	(*ImportTreeRequest)(nil),      // 93: boxwood.v1.ImportTreeRequest
+	(*ImportTreeStart)(nil),        // 94: boxwood.v1.ImportTreeStart
+	(*ImportTreeResponse)(nil),     // 95: boxwood.v1.ImportTreeResponse
+	(*ArchiveHeader)(nil),          // 96: boxwood.v1.ArchiveHeader
+	(*ArchiveProcess)(nil),         // 97: boxwood.v1.ArchiveProcess
+	(*ArchiveNode)(nil),            // 98: boxwood.v1.ArchiveNode
+	(*ArchiveCheckpoint)(nil),      // 99: boxwood.v1.ArchiveCheckpoint
+	(*ArchiveEntry)(nil),           // 100: boxwood.v1.ArchiveEntry
+	(*ArchiveFile)(nil),            // 101: boxwood.v1.ArchiveFile
+	(*ArchiveData)(nil),            // 102: boxwood.v1.ArchiveData
+	(*ArchiveEnd)(nil),             // 103: boxwood.v1.ArchiveEnd
+	(*ExportStatsRequest)(nil),     // 104: boxwood.v1.ExportStatsRequest
+	(*ExportStatsChunk)(nil),       // 105: boxwood.v1.ExportStatsChunk
+	(*ListTablesRequest)(nil),      // 106: boxwood.v1.ListTablesRequest
+	(*Table)(nil),                  // 107: boxwood.v1.Table
+	(*Column)(nil),                 // 108: boxwood.v1.Column
+	(*ListTablesResponse)(nil),     // 109: boxwood.v1.ListTablesResponse
+	nil,                            // 110: boxwood.v1.Node.RewardsEntry
+	nil,                            // 111: boxwood.v1.Node.LabelsEntry
+	nil,                            // 112: boxwood.v1.Sandbox.LabelsEntry
+	nil,                            // 113: boxwood.v1.Tree.LabelsEntry
+	nil,                            // 114: boxwood.v1.Image.EnvEntry
+	nil,                            // 115: boxwood.v1.Defaults.EnvEntry
+	nil,                            // 116: boxwood.v1.CreateTreeRequest.LabelsEntry
+	nil,                            // 117: boxwood.v1.ListTreesRequest.LabelsEntry
+	nil,                            // 118: boxwood.v1.Command.EnvEntry
+	nil,                            // 119: boxwood.v1.NodeInput.LabelsEntry
+	(*ForkRequest_Want)(nil),       // 120: boxwood.v1.ForkRequest.Want
+	nil,                            // 121: boxwood.v1.ForkRequest.LabelsEntry
+	nil,                            // 122: boxwood.v1.EvaluateResponse.RewardsEntry
+	nil,                            // 123: boxwood.v1.ListNodesRequest.LabelsEntry
+	nil,                            // 124: boxwood.v1.NodeAnnotation.RewardsEntry
+	nil,                            // 125: boxwood.v1.NodeAnnotation.LabelsEntry
+	(*BackupRequest_Item)(nil),     // 126: boxwood.v1.BackupRequest.Item
+	(*ArchiveEntry_Attribute)(nil), // 127: boxwood.v1.ArchiveEntry.Attribute
 }
 var file_boxwood_v1_boxwood_proto_depIdxs = []int32{
 	5,   // 0: boxwood.v1.Error.origin:type_name -> boxwood.v1.Error.Origin
@@ -7496,32 +8631,32 @@ var file_boxwood_v1_boxwood_proto_depIdxs = []int32{
 	10,  // 6: boxwood.v1.Node.effects:type_name -> boxwood.v1.Effect
 	2,   // 7: boxwood.v1.Node.process_kind:type_name -> boxwood.v1.ProcessKind
 	1,   // 8: boxwood.v1.Node.capture:type_name -> boxwood.v1.CaptureStatus
-	97,  // 9: boxwood.v1.Node.rewards:type_name -> boxwood.v1.Node.RewardsEntry
-	98,  // 10: boxwood.v1.Node.labels:type_name -> boxwood.v1.Node.LabelsEntry
-	99,  // 11: boxwood.v1.Sandbox.labels:type_name -> boxwood.v1.Sandbox.LabelsEntry
-	100, // 12: boxwood.v1.Tree.labels:type_name -> boxwood.v1.Tree.LabelsEntry
-	101, // 13: boxwood.v1.Image.env:type_name -> boxwood.v1.Image.EnvEntry
+	110, // 9: boxwood.v1.Node.rewards:type_name -> boxwood.v1.Node.RewardsEntry
+	111, // 10: boxwood.v1.Node.labels:type_name -> boxwood.v1.Node.LabelsEntry
+	112, // 11: boxwood.v1.Sandbox.labels:type_name -> boxwood.v1.Sandbox.LabelsEntry
+	113, // 12: boxwood.v1.Tree.labels:type_name -> boxwood.v1.Tree.LabelsEntry
+	114, // 13: boxwood.v1.Image.env:type_name -> boxwood.v1.Image.EnvEntry
 	7,   // 14: boxwood.v1.Capability.state:type_name -> boxwood.v1.Capability.State
 	19,  // 15: boxwood.v1.GetInfoResponse.capabilities:type_name -> boxwood.v1.Capability
 	14,  // 16: boxwood.v1.GetInfoResponse.default_limits:type_name -> boxwood.v1.Limits
 	17,  // 17: boxwood.v1.ImportImageEvent.image:type_name -> boxwood.v1.Image
 	17,  // 18: boxwood.v1.ListImagesResponse.images:type_name -> boxwood.v1.Image
 	28,  // 19: boxwood.v1.SetupStep.file:type_name -> boxwood.v1.FileToWrite
-	102, // 20: boxwood.v1.Defaults.env:type_name -> boxwood.v1.Defaults.EnvEntry
+	115, // 20: boxwood.v1.Defaults.env:type_name -> boxwood.v1.Defaults.EnvEntry
 	14,  // 21: boxwood.v1.Defaults.limits:type_name -> boxwood.v1.Limits
 	27,  // 22: boxwood.v1.CreateTreeRequest.setup:type_name -> boxwood.v1.SetupStep
 	29,  // 23: boxwood.v1.CreateTreeRequest.defaults:type_name -> boxwood.v1.Defaults
-	103, // 24: boxwood.v1.CreateTreeRequest.labels:type_name -> boxwood.v1.CreateTreeRequest.LabelsEntry
+	116, // 24: boxwood.v1.CreateTreeRequest.labels:type_name -> boxwood.v1.CreateTreeRequest.LabelsEntry
 	16,  // 25: boxwood.v1.CreateTreeResponse.tree:type_name -> boxwood.v1.Tree
 	13,  // 26: boxwood.v1.CreateTreeResponse.root:type_name -> boxwood.v1.Node
 	15,  // 27: boxwood.v1.CreateTreeResponse.sandbox:type_name -> boxwood.v1.Sandbox
-	104, // 28: boxwood.v1.ListTreesRequest.labels:type_name -> boxwood.v1.ListTreesRequest.LabelsEntry
+	117, // 28: boxwood.v1.ListTreesRequest.labels:type_name -> boxwood.v1.ListTreesRequest.LabelsEntry
 	16,  // 29: boxwood.v1.ListTreesResponse.trees:type_name -> boxwood.v1.Tree
-	105, // 30: boxwood.v1.Command.env:type_name -> boxwood.v1.Command.EnvEntry
+	118, // 30: boxwood.v1.Command.env:type_name -> boxwood.v1.Command.EnvEntry
 	36,  // 31: boxwood.v1.RunTurnRequest.command:type_name -> boxwood.v1.Command
 	4,   // 32: boxwood.v1.RunTurnRequest.ack:type_name -> boxwood.v1.Ack
 	38,  // 33: boxwood.v1.RunTurnRequest.node:type_name -> boxwood.v1.NodeInput
-	106, // 34: boxwood.v1.NodeInput.labels:type_name -> boxwood.v1.NodeInput.LabelsEntry
+	119, // 34: boxwood.v1.NodeInput.labels:type_name -> boxwood.v1.NodeInput.LabelsEntry
 	40,  // 35: boxwood.v1.TurnEvent.command:type_name -> boxwood.v1.CommandResult
 	42,  // 36: boxwood.v1.TurnEvent.result:type_name -> boxwood.v1.TurnResult
 	11,  // 37: boxwood.v1.CommandResult.observation:type_name -> boxwood.v1.Observation
@@ -7534,8 +8669,8 @@ var file_boxwood_v1_boxwood_proto_depIdxs = []int32{
 	42,  // 44: boxwood.v1.WriteFileResponse.result:type_name -> boxwood.v1.TurnResult
 	54,  // 45: boxwood.v1.UploadRequest.start:type_name -> boxwood.v1.UploadStart
 	42,  // 46: boxwood.v1.UploadResponse.result:type_name -> boxwood.v1.TurnResult
-	107, // 47: boxwood.v1.ForkRequest.wants:type_name -> boxwood.v1.ForkRequest.Want
-	108, // 48: boxwood.v1.ForkRequest.labels:type_name -> boxwood.v1.ForkRequest.LabelsEntry
+	120, // 47: boxwood.v1.ForkRequest.wants:type_name -> boxwood.v1.ForkRequest.Want
+	121, // 48: boxwood.v1.ForkRequest.labels:type_name -> boxwood.v1.ForkRequest.LabelsEntry
 	14,  // 49: boxwood.v1.ForkRequest.limits:type_name -> boxwood.v1.Limits
 	15,  // 50: boxwood.v1.ForkResult.sandbox:type_name -> boxwood.v1.Sandbox
 	9,   // 51: boxwood.v1.ForkResult.error:type_name -> boxwood.v1.Error
@@ -7548,94 +8683,107 @@ var file_boxwood_v1_boxwood_proto_depIdxs = []int32{
 	28,  // 58: boxwood.v1.Grader.files:type_name -> boxwood.v1.FileToWrite
 	36,  // 59: boxwood.v1.Grader.command:type_name -> boxwood.v1.Command
 	14,  // 60: boxwood.v1.Grader.limits:type_name -> boxwood.v1.Limits
-	109, // 61: boxwood.v1.EvaluateResponse.rewards:type_name -> boxwood.v1.EvaluateResponse.RewardsEntry
+	122, // 61: boxwood.v1.EvaluateResponse.rewards:type_name -> boxwood.v1.EvaluateResponse.RewardsEntry
 	11,  // 62: boxwood.v1.EvaluateResponse.observation:type_name -> boxwood.v1.Observation
 	3,   // 63: boxwood.v1.EvaluateResponse.status:type_name -> boxwood.v1.TurnStatus
 	1,   // 64: boxwood.v1.ListNodesRequest.capture:type_name -> boxwood.v1.CaptureStatus
 	0,   // 65: boxwood.v1.ListNodesRequest.verdict:type_name -> boxwood.v1.Verdict
-	110, // 66: boxwood.v1.ListNodesRequest.labels:type_name -> boxwood.v1.ListNodesRequest.LabelsEntry
+	123, // 66: boxwood.v1.ListNodesRequest.labels:type_name -> boxwood.v1.ListNodesRequest.LabelsEntry
 	13,  // 67: boxwood.v1.TreeEvent.node:type_name -> boxwood.v1.Node
 	16,  // 68: boxwood.v1.TreeEvent.tree:type_name -> boxwood.v1.Tree
-	111, // 69: boxwood.v1.NodeAnnotation.rewards:type_name -> boxwood.v1.NodeAnnotation.RewardsEntry
-	112, // 70: boxwood.v1.NodeAnnotation.labels:type_name -> boxwood.v1.NodeAnnotation.LabelsEntry
+	124, // 69: boxwood.v1.NodeAnnotation.rewards:type_name -> boxwood.v1.NodeAnnotation.RewardsEntry
+	125, // 70: boxwood.v1.NodeAnnotation.labels:type_name -> boxwood.v1.NodeAnnotation.LabelsEntry
 	78,  // 71: boxwood.v1.AnnotateRequest.annotations:type_name -> boxwood.v1.NodeAnnotation
-	113, // 72: boxwood.v1.BackupRequest.items:type_name -> boxwood.v1.BackupRequest.Item
+	126, // 72: boxwood.v1.BackupRequest.items:type_name -> boxwood.v1.BackupRequest.Item
 	8,   // 73: boxwood.v1.BackupRequest.rule:type_name -> boxwood.v1.BackupRequest.Rule
-	95,  // 74: boxwood.v1.Table.columns:type_name -> boxwood.v1.Column
-	94,  // 75: boxwood.v1.ListTablesResponse.tables:type_name -> boxwood.v1.Table
-	18,  // 76: boxwood.v1.Boxwood.GetInfo:input_type -> boxwood.v1.GetInfoRequest
-	21,  // 77: boxwood.v1.Boxwood.ImportImage:input_type -> boxwood.v1.ImportImageRequest
-	23,  // 78: boxwood.v1.Boxwood.ListImages:input_type -> boxwood.v1.ListImagesRequest
-	25,  // 79: boxwood.v1.Boxwood.RemoveImage:input_type -> boxwood.v1.RemoveImageRequest
-	30,  // 80: boxwood.v1.Boxwood.CreateTree:input_type -> boxwood.v1.CreateTreeRequest
-	32,  // 81: boxwood.v1.Boxwood.CloseTree:input_type -> boxwood.v1.CloseTreeRequest
-	34,  // 82: boxwood.v1.Boxwood.ListTrees:input_type -> boxwood.v1.ListTreesRequest
-	37,  // 83: boxwood.v1.Boxwood.RunTurn:input_type -> boxwood.v1.RunTurnRequest
-	43,  // 84: boxwood.v1.Boxwood.BeginTurn:input_type -> boxwood.v1.BeginTurnRequest
-	45,  // 85: boxwood.v1.Boxwood.Exec:input_type -> boxwood.v1.ExecRequest
-	46,  // 86: boxwood.v1.Boxwood.EndTurn:input_type -> boxwood.v1.EndTurnRequest
-	47,  // 87: boxwood.v1.Boxwood.CancelTurn:input_type -> boxwood.v1.CancelTurnRequest
-	49,  // 88: boxwood.v1.Boxwood.ReadFile:input_type -> boxwood.v1.ReadFileRequest
-	51,  // 89: boxwood.v1.Boxwood.WriteFile:input_type -> boxwood.v1.WriteFileRequest
-	53,  // 90: boxwood.v1.Boxwood.Upload:input_type -> boxwood.v1.UploadRequest
-	56,  // 91: boxwood.v1.Boxwood.Download:input_type -> boxwood.v1.DownloadRequest
-	58,  // 92: boxwood.v1.Boxwood.Fork:input_type -> boxwood.v1.ForkRequest
-	61,  // 93: boxwood.v1.Boxwood.Rollback:input_type -> boxwood.v1.RollbackRequest
-	63,  // 94: boxwood.v1.Boxwood.Release:input_type -> boxwood.v1.ReleaseRequest
-	65,  // 95: boxwood.v1.Boxwood.Renew:input_type -> boxwood.v1.RenewRequest
-	67,  // 96: boxwood.v1.Boxwood.ListSandboxes:input_type -> boxwood.v1.ListSandboxesRequest
-	69,  // 97: boxwood.v1.Boxwood.WaitCaptured:input_type -> boxwood.v1.WaitCapturedRequest
-	71,  // 98: boxwood.v1.Boxwood.Evaluate:input_type -> boxwood.v1.EvaluateRequest
-	74,  // 99: boxwood.v1.Boxwood.GetNode:input_type -> boxwood.v1.GetNodeRequest
-	75,  // 100: boxwood.v1.Boxwood.ListNodes:input_type -> boxwood.v1.ListNodesRequest
-	76,  // 101: boxwood.v1.Boxwood.WatchTree:input_type -> boxwood.v1.WatchTreeRequest
-	79,  // 102: boxwood.v1.Boxwood.Annotate:input_type -> boxwood.v1.AnnotateRequest
-	81,  // 103: boxwood.v1.Boxwood.Backup:input_type -> boxwood.v1.BackupRequest
-	83,  // 104: boxwood.v1.Boxwood.GetPayload:input_type -> boxwood.v1.GetPayloadRequest
-	85,  // 105: boxwood.v1.Boxwood.Prune:input_type -> boxwood.v1.PruneRequest
-	87,  // 106: boxwood.v1.Boxwood.Pin:input_type -> boxwood.v1.PinRequest
-	89,  // 107: boxwood.v1.Boxwood.Unpin:input_type -> boxwood.v1.UnpinRequest
-	91,  // 108: boxwood.v1.Boxwood.ExportStats:input_type -> boxwood.v1.ExportStatsRequest
-	93,  // 109: boxwood.v1.Boxwood.ListTables:input_type -> boxwood.v1.ListTablesRequest
-	20,  // 110: boxwood.v1.Boxwood.GetInfo:output_type -> boxwood.v1.GetInfoResponse
-	22,  // 111: boxwood.v1.Boxwood.ImportImage:output_type -> boxwood.v1.ImportImageEvent
-	24,  // 112: boxwood.v1.Boxwood.ListImages:output_type -> boxwood.v1.ListImagesResponse
-	26,  // 113: boxwood.v1.Boxwood.RemoveImage:output_type -> boxwood.v1.RemoveImageResponse
-	31,  // 114: boxwood.v1.Boxwood.CreateTree:output_type -> boxwood.v1.CreateTreeResponse
-	33,  // 115: boxwood.v1.Boxwood.CloseTree:output_type -> boxwood.v1.CloseTreeResponse
-	35,  // 116: boxwood.v1.Boxwood.ListTrees:output_type -> boxwood.v1.ListTreesResponse
-	39,  // 117: boxwood.v1.Boxwood.RunTurn:output_type -> boxwood.v1.TurnEvent
-	44,  // 118: boxwood.v1.Boxwood.BeginTurn:output_type -> boxwood.v1.BeginTurnResponse
-	39,  // 119: boxwood.v1.Boxwood.Exec:output_type -> boxwood.v1.TurnEvent
-	42,  // 120: boxwood.v1.Boxwood.EndTurn:output_type -> boxwood.v1.TurnResult
-	48,  // 121: boxwood.v1.Boxwood.CancelTurn:output_type -> boxwood.v1.CancelTurnResponse
-	50,  // 122: boxwood.v1.Boxwood.ReadFile:output_type -> boxwood.v1.ReadFileResponse
-	52,  // 123: boxwood.v1.Boxwood.WriteFile:output_type -> boxwood.v1.WriteFileResponse
-	55,  // 124: boxwood.v1.Boxwood.Upload:output_type -> boxwood.v1.UploadResponse
-	57,  // 125: boxwood.v1.Boxwood.Download:output_type -> boxwood.v1.DownloadResponse
-	59,  // 126: boxwood.v1.Boxwood.Fork:output_type -> boxwood.v1.ForkResult
-	62,  // 127: boxwood.v1.Boxwood.Rollback:output_type -> boxwood.v1.RollbackResponse
-	64,  // 128: boxwood.v1.Boxwood.Release:output_type -> boxwood.v1.ReleaseResponse
-	66,  // 129: boxwood.v1.Boxwood.Renew:output_type -> boxwood.v1.RenewResponse
-	68,  // 130: boxwood.v1.Boxwood.ListSandboxes:output_type -> boxwood.v1.ListSandboxesResponse
-	70,  // 131: boxwood.v1.Boxwood.WaitCaptured:output_type -> boxwood.v1.WaitCapturedResponse
-	73,  // 132: boxwood.v1.Boxwood.Evaluate:output_type -> boxwood.v1.EvaluateResponse
-	13,  // 133: boxwood.v1.Boxwood.GetNode:output_type -> boxwood.v1.Node
-	13,  // 134: boxwood.v1.Boxwood.ListNodes:output_type -> boxwood.v1.Node
-	77,  // 135: boxwood.v1.Boxwood.WatchTree:output_type -> boxwood.v1.TreeEvent
-	80,  // 136: boxwood.v1.Boxwood.Annotate:output_type -> boxwood.v1.AnnotateResponse
-	82,  // 137: boxwood.v1.Boxwood.Backup:output_type -> boxwood.v1.BackupResponse
-	84,  // 138: boxwood.v1.Boxwood.GetPayload:output_type -> boxwood.v1.GetPayloadResponse
-	86,  // 139: boxwood.v1.Boxwood.Prune:output_type -> boxwood.v1.PruneResponse
-	88,  // 140: boxwood.v1.Boxwood.Pin:output_type -> boxwood.v1.PinResponse
-	90,  // 141: boxwood.v1.Boxwood.Unpin:output_type -> boxwood.v1.UnpinResponse
-	92,  // 142: boxwood.v1.Boxwood.ExportStats:output_type -> boxwood.v1.ExportStatsChunk
-	96,  // 143: boxwood.v1.Boxwood.ListTables:output_type -> boxwood.v1.ListTablesResponse
-	110, // [110:144] is the sub-list for method output_type
-	76,  // [76:110] is the sub-list for method input_type
-	76,  // [76:76] is the sub-list for extension type_name
-	76,  // [76:76] is the sub-list for extension extendee
-	0,   // [0:76] is the sub-list for field type_name
+	94,  // 74: boxwood.v1.ImportTreeRequest.start:type_name -> boxwood.v1.ImportTreeStart
+	16,  // 75: boxwood.v1.ImportTreeResponse.tree:type_name -> boxwood.v1.Tree
+	16,  // 76: boxwood.v1.ArchiveHeader.tree:type_name -> boxwood.v1.Tree
+	29,  // 77: boxwood.v1.ArchiveHeader.defaults:type_name -> boxwood.v1.Defaults
+	97,  // 78: boxwood.v1.ArchiveHeader.processes:type_name -> boxwood.v1.ArchiveProcess
+	2,   // 79: boxwood.v1.ArchiveProcess.kind:type_name -> boxwood.v1.ProcessKind
+	13,  // 80: boxwood.v1.ArchiveNode.node:type_name -> boxwood.v1.Node
+	41,  // 81: boxwood.v1.ArchiveNode.timings:type_name -> boxwood.v1.Timings
+	127, // 82: boxwood.v1.ArchiveEntry.attributes:type_name -> boxwood.v1.ArchiveEntry.Attribute
+	108, // 83: boxwood.v1.Table.columns:type_name -> boxwood.v1.Column
+	107, // 84: boxwood.v1.ListTablesResponse.tables:type_name -> boxwood.v1.Table
+	18,  // 85: boxwood.v1.Boxwood.GetInfo:input_type -> boxwood.v1.GetInfoRequest
+	21,  // 86: boxwood.v1.Boxwood.ImportImage:input_type -> boxwood.v1.ImportImageRequest
+	23,  // 87: boxwood.v1.Boxwood.ListImages:input_type -> boxwood.v1.ListImagesRequest
+	25,  // 88: boxwood.v1.Boxwood.RemoveImage:input_type -> boxwood.v1.RemoveImageRequest
+	30,  // 89: boxwood.v1.Boxwood.CreateTree:input_type -> boxwood.v1.CreateTreeRequest
+	32,  // 90: boxwood.v1.Boxwood.CloseTree:input_type -> boxwood.v1.CloseTreeRequest
+	34,  // 91: boxwood.v1.Boxwood.ListTrees:input_type -> boxwood.v1.ListTreesRequest
+	37,  // 92: boxwood.v1.Boxwood.RunTurn:input_type -> boxwood.v1.RunTurnRequest
+	43,  // 93: boxwood.v1.Boxwood.BeginTurn:input_type -> boxwood.v1.BeginTurnRequest
+	45,  // 94: boxwood.v1.Boxwood.Exec:input_type -> boxwood.v1.ExecRequest
+	46,  // 95: boxwood.v1.Boxwood.EndTurn:input_type -> boxwood.v1.EndTurnRequest
+	47,  // 96: boxwood.v1.Boxwood.CancelTurn:input_type -> boxwood.v1.CancelTurnRequest
+	49,  // 97: boxwood.v1.Boxwood.ReadFile:input_type -> boxwood.v1.ReadFileRequest
+	51,  // 98: boxwood.v1.Boxwood.WriteFile:input_type -> boxwood.v1.WriteFileRequest
+	53,  // 99: boxwood.v1.Boxwood.Upload:input_type -> boxwood.v1.UploadRequest
+	56,  // 100: boxwood.v1.Boxwood.Download:input_type -> boxwood.v1.DownloadRequest
+	58,  // 101: boxwood.v1.Boxwood.Fork:input_type -> boxwood.v1.ForkRequest
+	61,  // 102: boxwood.v1.Boxwood.Rollback:input_type -> boxwood.v1.RollbackRequest
+	63,  // 103: boxwood.v1.Boxwood.Release:input_type -> boxwood.v1.ReleaseRequest
+	65,  // 104: boxwood.v1.Boxwood.Renew:input_type -> boxwood.v1.RenewRequest
+	67,  // 105: boxwood.v1.Boxwood.ListSandboxes:input_type -> boxwood.v1.ListSandboxesRequest
+	69,  // 106: boxwood.v1.Boxwood.WaitCaptured:input_type -> boxwood.v1.WaitCapturedRequest
+	71,  // 107: boxwood.v1.Boxwood.Evaluate:input_type -> boxwood.v1.EvaluateRequest
+	74,  // 108: boxwood.v1.Boxwood.GetNode:input_type -> boxwood.v1.GetNodeRequest
+	75,  // 109: boxwood.v1.Boxwood.ListNodes:input_type -> boxwood.v1.ListNodesRequest
+	76,  // 110: boxwood.v1.Boxwood.WatchTree:input_type -> boxwood.v1.WatchTreeRequest
+	79,  // 111: boxwood.v1.Boxwood.Annotate:input_type -> boxwood.v1.AnnotateRequest
+	81,  // 112: boxwood.v1.Boxwood.Backup:input_type -> boxwood.v1.BackupRequest
+	83,  // 113: boxwood.v1.Boxwood.GetPayload:input_type -> boxwood.v1.GetPayloadRequest
+	85,  // 114: boxwood.v1.Boxwood.Prune:input_type -> boxwood.v1.PruneRequest
+	87,  // 115: boxwood.v1.Boxwood.Pin:input_type -> boxwood.v1.PinRequest
+	89,  // 116: boxwood.v1.Boxwood.Unpin:input_type -> boxwood.v1.UnpinRequest
+	91,  // 117: boxwood.v1.Boxwood.ExportTree:input_type -> boxwood.v1.ExportTreeRequest
+	93,  // 118: boxwood.v1.Boxwood.ImportTree:input_type -> boxwood.v1.ImportTreeRequest
+	104, // 119: boxwood.v1.Boxwood.ExportStats:input_type -> boxwood.v1.ExportStatsRequest
+	106, // 120: boxwood.v1.Boxwood.ListTables:input_type -> boxwood.v1.ListTablesRequest
+	20,  // 121: boxwood.v1.Boxwood.GetInfo:output_type -> boxwood.v1.GetInfoResponse
+	22,  // 122: boxwood.v1.Boxwood.ImportImage:output_type -> boxwood.v1.ImportImageEvent
+	24,  // 123: boxwood.v1.Boxwood.ListImages:output_type -> boxwood.v1.ListImagesResponse
+	26,  // 124: boxwood.v1.Boxwood.RemoveImage:output_type -> boxwood.v1.RemoveImageResponse
+	31,  // 125: boxwood.v1.Boxwood.CreateTree:output_type -> boxwood.v1.CreateTreeResponse
+	33,  // 126: boxwood.v1.Boxwood.CloseTree:output_type -> boxwood.v1.CloseTreeResponse
+	35,  // 127: boxwood.v1.Boxwood.ListTrees:output_type -> boxwood.v1.ListTreesResponse
+	39,  // 128: boxwood.v1.Boxwood.RunTurn:output_type -> boxwood.v1.TurnEvent
+	44,  // 129: boxwood.v1.Boxwood.BeginTurn:output_type -> boxwood.v1.BeginTurnResponse
+	39,  // 130: boxwood.v1.Boxwood.Exec:output_type -> boxwood.v1.TurnEvent
+	42,  // 131: boxwood.v1.Boxwood.EndTurn:output_type -> boxwood.v1.TurnResult
+	48,  // 132: boxwood.v1.Boxwood.CancelTurn:output_type -> boxwood.v1.CancelTurnResponse
+	50,  // 133: boxwood.v1.Boxwood.ReadFile:output_type -> boxwood.v1.ReadFileResponse
+	52,  // 134: boxwood.v1.Boxwood.WriteFile:output_type -> boxwood.v1.WriteFileResponse
+	55,  // 135: boxwood.v1.Boxwood.Upload:output_type -> boxwood.v1.UploadResponse
+	57,  // 136: boxwood.v1.Boxwood.Download:output_type -> boxwood.v1.DownloadResponse
+	59,  // 137: boxwood.v1.Boxwood.Fork:output_type -> boxwood.v1.ForkResult
+	62,  // 138: boxwood.v1.Boxwood.Rollback:output_type -> boxwood.v1.RollbackResponse
+	64,  // 139: boxwood.v1.Boxwood.Release:output_type -> boxwood.v1.ReleaseResponse
+	66,  // 140: boxwood.v1.Boxwood.Renew:output_type -> boxwood.v1.RenewResponse
+	68,  // 141: boxwood.v1.Boxwood.ListSandboxes:output_type -> boxwood.v1.ListSandboxesResponse
+	70,  // 142: boxwood.v1.Boxwood.WaitCaptured:output_type -> boxwood.v1.WaitCapturedResponse
+	73,  // 143: boxwood.v1.Boxwood.Evaluate:output_type -> boxwood.v1.EvaluateResponse
+	13,  // 144: boxwood.v1.Boxwood.GetNode:output_type -> boxwood.v1.Node
+	13,  // 145: boxwood.v1.Boxwood.ListNodes:output_type -> boxwood.v1.Node
+	77,  // 146: boxwood.v1.Boxwood.WatchTree:output_type -> boxwood.v1.TreeEvent
+	80,  // 147: boxwood.v1.Boxwood.Annotate:output_type -> boxwood.v1.AnnotateResponse
+	82,  // 148: boxwood.v1.Boxwood.Backup:output_type -> boxwood.v1.BackupResponse
+	84,  // 149: boxwood.v1.Boxwood.GetPayload:output_type -> boxwood.v1.GetPayloadResponse
+	86,  // 150: boxwood.v1.Boxwood.Prune:output_type -> boxwood.v1.PruneResponse
+	88,  // 151: boxwood.v1.Boxwood.Pin:output_type -> boxwood.v1.PinResponse
+	90,  // 152: boxwood.v1.Boxwood.Unpin:output_type -> boxwood.v1.UnpinResponse
+	92,  // 153: boxwood.v1.Boxwood.ExportTree:output_type -> boxwood.v1.ExportTreeChunk
+	95,  // 154: boxwood.v1.Boxwood.ImportTree:output_type -> boxwood.v1.ImportTreeResponse
+	105, // 155: boxwood.v1.Boxwood.ExportStats:output_type -> boxwood.v1.ExportStatsChunk
+	109, // 156: boxwood.v1.Boxwood.ListTables:output_type -> boxwood.v1.ListTablesResponse
+	121, // [121:157] is the sub-list for method output_type
+	85,  // [85:121] is the sub-list for method input_type
+	85,  // [85:85] is the sub-list for extension type_name
+	85,  // [85:85] is the sub-list for extension extendee
+	0,   // [0:85] is the sub-list for field type_name
 }
 
 func init() { file_boxwood_v1_boxwood_proto_init() }
@@ -7675,7 +8823,11 @@ func file_boxwood_v1_boxwood_proto_init() {
 		(*TreeEvent_Tree)(nil),
 	}
 	file_boxwood_v1_boxwood_proto_msgTypes[69].OneofWrappers = []any{}
-	file_boxwood_v1_boxwood_proto_msgTypes[98].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[84].OneofWrappers = []any{
+		(*ImportTreeRequest_Start)(nil),
+		(*ImportTreeRequest_Chunk)(nil),
+	}
+	file_boxwood_v1_boxwood_proto_msgTypes[111].OneofWrappers = []any{
 		(*ForkRequest_Want_NodeId)(nil),
 		(*ForkRequest_Want_SandboxId)(nil),
 	}
@@ -7685,7 +8837,7 @@ func file_boxwood_v1_boxwood_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_boxwood_v1_boxwood_proto_rawDesc), len(file_boxwood_v1_boxwood_proto_rawDesc)),
 			NumEnums:      9,
-			NumMessages:   105,
+			NumMessages:   119,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -63,6 +63,8 @@ const (
 	Boxwood_Prune_FullMethodName         = "/boxwood.v1.Boxwood/Prune"
 	Boxwood_Pin_FullMethodName           = "/boxwood.v1.Boxwood/Pin"
 	Boxwood_Unpin_FullMethodName         = "/boxwood.v1.Boxwood/Unpin"
+	Boxwood_ExportTree_FullMethodName    = "/boxwood.v1.Boxwood/ExportTree"
+	Boxwood_ImportTree_FullMethodName    = "/boxwood.v1.Boxwood/ImportTree"
 	Boxwood_ExportStats_FullMethodName   = "/boxwood.v1.Boxwood/ExportStats"
 	Boxwood_ListTables_FullMethodName    = "/boxwood.v1.Boxwood/ListTables"
 )
@@ -126,6 +128,12 @@ type BoxwoodClient interface {
 	Prune(ctx context.Context, in *PruneRequest, opts ...grpc.CallOption) (*PruneResponse, error)
 	Pin(ctx context.Context, in *PinRequest, opts ...grpc.CallOption) (*PinResponse, error)
 	Unpin(ctx context.Context, in *UnpinRequest, opts ...grpc.CallOption) (*UnpinResponse, error)
+	// A tree, or a node and what lies below it, with its checkpoints, as the bytes of one
+	// archive in chunks. Captures that are pending are waited for.
+	ExportTree(ctx context.Context, in *ExportTreeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportTreeChunk], error)
+	// A tree from an archive: all of it or nothing. Refused before anything is written
+	// if its image isn't here, or this host can't restore what is in it.
+	ImportTree(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ImportTreeRequest, ImportTreeResponse], error)
 	// A table as Arrow IPC stream bytes in chunks: concatenated, they are one stream.
 	ExportStats(ctx context.Context, in *ExportStatsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportStatsChunk], error)
 	ListTables(ctx context.Context, in *ListTablesRequest, opts ...grpc.CallOption) (*ListTablesResponse, error)
@@ -525,9 +533,41 @@ func (c *boxwoodClient) Unpin(ctx context.Context, in *UnpinRequest, opts ...grp
 	return out, nil
 }
 
+func (c *boxwoodClient) ExportTree(ctx context.Context, in *ExportTreeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportTreeChunk], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Boxwood_ServiceDesc.Streams[8], Boxwood_ExportTree_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ExportTreeRequest, ExportTreeChunk]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Boxwood_ExportTreeClient = grpc.ServerStreamingClient[ExportTreeChunk]
+
+func (c *boxwoodClient) ImportTree(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ImportTreeRequest, ImportTreeResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Boxwood_ServiceDesc.Streams[9], Boxwood_ImportTree_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ImportTreeRequest, ImportTreeResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Boxwood_ImportTreeClient = grpc.ClientStreamingClient[ImportTreeRequest, ImportTreeResponse]
+
 func (c *boxwoodClient) ExportStats(ctx context.Context, in *ExportStatsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportStatsChunk], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Boxwood_ServiceDesc.Streams[8], Boxwood_ExportStats_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Boxwood_ServiceDesc.Streams[10], Boxwood_ExportStats_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -613,6 +653,12 @@ type BoxwoodServer interface {
 	Prune(context.Context, *PruneRequest) (*PruneResponse, error)
 	Pin(context.Context, *PinRequest) (*PinResponse, error)
 	Unpin(context.Context, *UnpinRequest) (*UnpinResponse, error)
+	// A tree, or a node and what lies below it, with its checkpoints, as the bytes of one
+	// archive in chunks. Captures that are pending are waited for.
+	ExportTree(*ExportTreeRequest, grpc.ServerStreamingServer[ExportTreeChunk]) error
+	// A tree from an archive: all of it or nothing. Refused before anything is written
+	// if its image isn't here, or this host can't restore what is in it.
+	ImportTree(grpc.ClientStreamingServer[ImportTreeRequest, ImportTreeResponse]) error
 	// A table as Arrow IPC stream bytes in chunks: concatenated, they are one stream.
 	ExportStats(*ExportStatsRequest, grpc.ServerStreamingServer[ExportStatsChunk]) error
 	ListTables(context.Context, *ListTablesRequest) (*ListTablesResponse, error)
@@ -721,6 +767,12 @@ func (UnimplementedBoxwoodServer) Pin(context.Context, *PinRequest) (*PinRespons
 }
 func (UnimplementedBoxwoodServer) Unpin(context.Context, *UnpinRequest) (*UnpinResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Unpin not implemented")
+}
+func (UnimplementedBoxwoodServer) ExportTree(*ExportTreeRequest, grpc.ServerStreamingServer[ExportTreeChunk]) error {
+	return status.Error(codes.Unimplemented, "method ExportTree not implemented")
+}
+func (UnimplementedBoxwoodServer) ImportTree(grpc.ClientStreamingServer[ImportTreeRequest, ImportTreeResponse]) error {
+	return status.Error(codes.Unimplemented, "method ImportTree not implemented")
 }
 func (UnimplementedBoxwoodServer) ExportStats(*ExportStatsRequest, grpc.ServerStreamingServer[ExportStatsChunk]) error {
 	return status.Error(codes.Unimplemented, "method ExportStats not implemented")
@@ -1265,6 +1317,24 @@ func _Boxwood_Unpin_Handler(srv interface{}, ctx context.Context, dec func(inter
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Boxwood_ExportTree_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ExportTreeRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(BoxwoodServer).ExportTree(m, &grpc.GenericServerStream[ExportTreeRequest, ExportTreeChunk]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Boxwood_ExportTreeServer = grpc.ServerStreamingServer[ExportTreeChunk]
+
+func _Boxwood_ImportTree_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(BoxwoodServer).ImportTree(&grpc.GenericServerStream[ImportTreeRequest, ImportTreeResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Boxwood_ImportTreeServer = grpc.ClientStreamingServer[ImportTreeRequest, ImportTreeResponse]
+
 func _Boxwood_ExportStats_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(ExportStatsRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -1442,6 +1512,16 @@ var Boxwood_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "WatchTree",
 			Handler:       _Boxwood_WatchTree_Handler,
 			ServerStreams: true,
+		},
+		{
+			StreamName:    "ExportTree",
+			Handler:       _Boxwood_ExportTree_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "ImportTree",
+			Handler:       _Boxwood_ImportTree_Handler,
+			ClientStreams: true,
 		},
 		{
 			StreamName:    "ExportStats",

@@ -2665,6 +2665,391 @@ class UnpinResponse(google.protobuf.message.Message):
 global___UnpinResponse = UnpinResponse
 
 @typing.final
+class ExportTreeRequest(google.protobuf.message.Message):
+    """---- archives --------------------------------------------------------------"""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TREE_ID_FIELD_NUMBER: builtins.int
+    NODE_ID_FIELD_NUMBER: builtins.int
+    tree_id: builtins.str
+    node_id: builtins.str
+    """Only this node and what lies below it; it becomes a root."""
+    def __init__(
+        self,
+        *,
+        tree_id: builtins.str = ...,
+        node_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node_id", b"node_id", "tree_id", b"tree_id"]) -> None: ...
+
+global___ExportTreeRequest = ExportTreeRequest
+
+@typing.final
+class ExportTreeChunk(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: builtins.int
+    data: builtins.bytes
+    def __init__(
+        self,
+        *,
+        data: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data"]) -> None: ...
+
+global___ExportTreeChunk = ExportTreeChunk
+
+@typing.final
+class ImportTreeRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    START_FIELD_NUMBER: builtins.int
+    CHUNK_FIELD_NUMBER: builtins.int
+    chunk: builtins.bytes
+    @property
+    def start(self) -> global___ImportTreeStart: ...
+    def __init__(
+        self,
+        *,
+        start: global___ImportTreeStart | None = ...,
+        chunk: builtins.bytes = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["chunk", b"chunk", "part", b"part", "start", b"start"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "part", b"part", "start", b"start"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["part", b"part"]) -> typing.Literal["start", "chunk"] | None: ...
+
+global___ImportTreeRequest = ImportTreeRequest
+
+@typing.final
+class ImportTreeStart(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NEW_IDS_FIELD_NUMBER: builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: builtins.int
+    new_ids: builtins.bool
+    """Give tree, nodes and checkpoints ids of their own, so that a tree can be had twice."""
+    idempotency_key: builtins.str
+    def __init__(
+        self,
+        *,
+        new_ids: builtins.bool = ...,
+        idempotency_key: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["idempotency_key", b"idempotency_key", "new_ids", b"new_ids"]) -> None: ...
+
+global___ImportTreeStart = ImportTreeStart
+
+@typing.final
+class ImportTreeResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TREE_FIELD_NUMBER: builtins.int
+    NODES_FIELD_NUMBER: builtins.int
+    CHECKPOINTS_FIELD_NUMBER: builtins.int
+    BYTES_FIELD_NUMBER: builtins.int
+    nodes: builtins.int
+    checkpoints: builtins.int
+    bytes: builtins.int
+    """Bytes of file content that were written; what is shared counts once."""
+    @property
+    def tree(self) -> global___Tree: ...
+    def __init__(
+        self,
+        *,
+        tree: global___Tree | None = ...,
+        nodes: builtins.int = ...,
+        checkpoints: builtins.int = ...,
+        bytes: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["tree", b"tree"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "checkpoints", b"checkpoints", "nodes", b"nodes", "tree", b"tree"]) -> None: ...
+
+global___ImportTreeResponse = ImportTreeResponse
+
+@typing.final
+class ArchiveHeader(google.protobuf.message.Message):
+    """The frames of an archive (docs/TREE.md)."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FORMAT_FIELD_NUMBER: builtins.int
+    BOXWOOD_FIELD_NUMBER: builtins.int
+    KERNEL_FIELD_NUMBER: builtins.int
+    TREE_FIELD_NUMBER: builtins.int
+    DEFAULTS_FIELD_NUMBER: builtins.int
+    LAYERS_FIELD_NUMBER: builtins.int
+    NODES_FIELD_NUMBER: builtins.int
+    CHECKPOINTS_FIELD_NUMBER: builtins.int
+    CONTENT_BYTES_FIELD_NUMBER: builtins.int
+    PROCESSES_FIELD_NUMBER: builtins.int
+    format: builtins.int
+    """Raised when older programs would misread it."""
+    boxwood: builtins.str
+    kernel: builtins.str
+    nodes: builtins.int
+    checkpoints: builtins.int
+    content_bytes: builtins.int
+    """Of all files of all checkpoints, as if nothing were shared."""
+    @property
+    def tree(self) -> global___Tree: ...
+    @property
+    def defaults(self) -> global___Defaults: ...
+    @property
+    def layers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def processes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ArchiveProcess]: ...
+    def __init__(
+        self,
+        *,
+        format: builtins.int = ...,
+        boxwood: builtins.str = ...,
+        kernel: builtins.str = ...,
+        tree: global___Tree | None = ...,
+        defaults: global___Defaults | None = ...,
+        layers: collections.abc.Iterable[builtins.str] | None = ...,
+        nodes: builtins.int = ...,
+        checkpoints: builtins.int = ...,
+        content_bytes: builtins.int = ...,
+        processes: collections.abc.Iterable[global___ArchiveProcess] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["defaults", b"defaults", "tree", b"tree"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["boxwood", b"boxwood", "checkpoints", b"checkpoints", "content_bytes", b"content_bytes", "defaults", b"defaults", "format", b"format", "kernel", b"kernel", "layers", b"layers", "nodes", b"nodes", "processes", b"processes", "tree", b"tree"]) -> None: ...
+
+global___ArchiveHeader = ArchiveHeader
+
+@typing.final
+class ArchiveProcess(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
+    BYTES_FIELD_NUMBER: builtins.int
+    KERNEL_FIELD_NUMBER: builtins.int
+    PROGRAM_FIELD_NUMBER: builtins.int
+    CREATED_AT_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    kind: global___ProcessKind.ValueType
+    digest: builtins.str
+    bytes: builtins.int
+    kernel: builtins.str
+    """What it was made under, as in the record."""
+    program: builtins.str
+    created_at: builtins.int
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+        kind: global___ProcessKind.ValueType = ...,
+        digest: builtins.str = ...,
+        bytes: builtins.int = ...,
+        kernel: builtins.str = ...,
+        program: builtins.str = ...,
+        created_at: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "created_at", b"created_at", "digest", b"digest", "id", b"id", "kernel", b"kernel", "kind", b"kind", "program", b"program"]) -> None: ...
+
+global___ArchiveProcess = ArchiveProcess
+
+@typing.final
+class ArchiveNode(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: builtins.int
+    TIMINGS_FIELD_NUMBER: builtins.int
+    @property
+    def node(self) -> global___Node: ...
+    @property
+    def timings(self) -> global___Timings: ...
+    def __init__(
+        self,
+        *,
+        node: global___Node | None = ...,
+        timings: global___Timings | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["node", b"node", "timings", b"timings"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["node", b"node", "timings", b"timings"]) -> None: ...
+
+global___ArchiveNode = ArchiveNode
+
+@typing.final
+class ArchiveCheckpoint(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    NODE_ID_FIELD_NUMBER: builtins.int
+    PARENT_ID_FIELD_NUMBER: builtins.int
+    PROCESS_ID_FIELD_NUMBER: builtins.int
+    CREATED_AT_FIELD_NUMBER: builtins.int
+    FREEZE_NS_FIELD_NUMBER: builtins.int
+    BYTES_FIELD_NUMBER: builtins.int
+    ENTRIES_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    node_id: builtins.str
+    parent_id: builtins.str
+    """An earlier checkpoint of the archive that this one differs little from."""
+    process_id: builtins.str
+    created_at: builtins.int
+    freeze_ns: builtins.int
+    bytes: builtins.int
+    entries: builtins.int
+    digest: builtins.bytes
+    """sha256 over its entries."""
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+        node_id: builtins.str = ...,
+        parent_id: builtins.str = ...,
+        process_id: builtins.str = ...,
+        created_at: builtins.int = ...,
+        freeze_ns: builtins.int = ...,
+        bytes: builtins.int = ...,
+        entries: builtins.int = ...,
+        digest: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "created_at", b"created_at", "digest", b"digest", "entries", b"entries", "freeze_ns", b"freeze_ns", "id", b"id", "node_id", b"node_id", "parent_id", b"parent_id", "process_id", b"process_id"]) -> None: ...
+
+global___ArchiveCheckpoint = ArchiveCheckpoint
+
+@typing.final
+class ArchiveEntry(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class Attribute(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        NAME_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        name: builtins.str
+        value: builtins.bytes
+        def __init__(
+            self,
+            *,
+            name: builtins.str = ...,
+            value: builtins.bytes = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["name", b"name", "value", b"value"]) -> None: ...
+
+    PATH_FIELD_NUMBER: builtins.int
+    MODE_FIELD_NUMBER: builtins.int
+    UID_FIELD_NUMBER: builtins.int
+    GID_FIELD_NUMBER: builtins.int
+    MTIME_FIELD_NUMBER: builtins.int
+    MTIME_NS_FIELD_NUMBER: builtins.int
+    ATTRIBUTES_FIELD_NUMBER: builtins.int
+    TARGET_FIELD_NUMBER: builtins.int
+    LINK_FIELD_NUMBER: builtins.int
+    SIZE_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
+    SAME_CHECKPOINT_FIELD_NUMBER: builtins.int
+    SAME_PATH_FIELD_NUMBER: builtins.int
+    path: builtins.bytes
+    """Below the folder of changes; empty: that folder itself."""
+    mode: builtins.int
+    """Kind and permissions, as st_mode."""
+    uid: builtins.int
+    gid: builtins.int
+    mtime: builtins.int
+    mtime_ns: builtins.int
+    target: builtins.bytes
+    """Of a symbolic link."""
+    link: builtins.bytes
+    """The first entry that is the same file."""
+    size: builtins.int
+    """Of a regular file: its size and the sha256 of its content."""
+    digest: builtins.bytes
+    same_checkpoint: builtins.str
+    """Where the content was before: a checkpoint of the archive and a path in it. None:
+    it follows as data.
+    """
+    same_path: builtins.bytes
+    @property
+    def attributes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ArchiveEntry.Attribute]:
+        """By name."""
+
+    def __init__(
+        self,
+        *,
+        path: builtins.bytes = ...,
+        mode: builtins.int = ...,
+        uid: builtins.int = ...,
+        gid: builtins.int = ...,
+        mtime: builtins.int = ...,
+        mtime_ns: builtins.int = ...,
+        attributes: collections.abc.Iterable[global___ArchiveEntry.Attribute] | None = ...,
+        target: builtins.bytes = ...,
+        link: builtins.bytes = ...,
+        size: builtins.int = ...,
+        digest: builtins.bytes = ...,
+        same_checkpoint: builtins.str = ...,
+        same_path: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attributes", b"attributes", "digest", b"digest", "gid", b"gid", "link", b"link", "mode", b"mode", "mtime", b"mtime", "mtime_ns", b"mtime_ns", "path", b"path", "same_checkpoint", b"same_checkpoint", "same_path", b"same_path", "size", b"size", "target", b"target", "uid", b"uid"]) -> None: ...
+
+global___ArchiveEntry = ArchiveEntry
+
+@typing.final
+class ArchiveFile(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROCESS_ID_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    SIZE_FIELD_NUMBER: builtins.int
+    process_id: builtins.str
+    """Of the folder of a process state."""
+    name: builtins.str
+    size: builtins.int
+    def __init__(
+        self,
+        *,
+        process_id: builtins.str = ...,
+        name: builtins.str = ...,
+        size: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "process_id", b"process_id", "size", b"size"]) -> None: ...
+
+global___ArchiveFile = ArchiveFile
+
+@typing.final
+class ArchiveData(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OFFSET_FIELD_NUMBER: builtins.int
+    DATA_FIELD_NUMBER: builtins.int
+    offset: builtins.int
+    """What lies between pieces of data is a hole."""
+    data: builtins.bytes
+    def __init__(
+        self,
+        *,
+        offset: builtins.int = ...,
+        data: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "offset", b"offset"]) -> None: ...
+
+global___ArchiveData = ArchiveData
+
+@typing.final
+class ArchiveEnd(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SHA256_FIELD_NUMBER: builtins.int
+    sha256: builtins.bytes
+    """sha256 of everything before this frame."""
+    def __init__(
+        self,
+        *,
+        sha256: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["sha256", b"sha256"]) -> None: ...
+
+global___ArchiveEnd = ArchiveEnd
+
+@typing.final
 class ExportStatsRequest(google.protobuf.message.Message):
     """---- statistics ------------------------------------------------------------"""
 

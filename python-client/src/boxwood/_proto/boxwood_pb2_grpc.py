@@ -194,6 +194,16 @@ class BoxwoodStub(object):
                 request_serializer=boxwood_dot_v1_dot_boxwood__pb2.UnpinRequest.SerializeToString,
                 response_deserializer=boxwood_dot_v1_dot_boxwood__pb2.UnpinResponse.FromString,
                 _registered_method=True)
+        self.ExportTree = channel.unary_stream(
+                '/boxwood.v1.Boxwood/ExportTree',
+                request_serializer=boxwood_dot_v1_dot_boxwood__pb2.ExportTreeRequest.SerializeToString,
+                response_deserializer=boxwood_dot_v1_dot_boxwood__pb2.ExportTreeChunk.FromString,
+                _registered_method=True)
+        self.ImportTree = channel.stream_unary(
+                '/boxwood.v1.Boxwood/ImportTree',
+                request_serializer=boxwood_dot_v1_dot_boxwood__pb2.ImportTreeRequest.SerializeToString,
+                response_deserializer=boxwood_dot_v1_dot_boxwood__pb2.ImportTreeResponse.FromString,
+                _registered_method=True)
         self.ExportStats = channel.unary_stream(
                 '/boxwood.v1.Boxwood/ExportStats',
                 request_serializer=boxwood_dot_v1_dot_boxwood__pb2.ExportStatsRequest.SerializeToString,
@@ -424,6 +434,22 @@ class BoxwoodServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExportTree(self, request, context):
+        """A tree, or a node and what lies below it, with its checkpoints, as the bytes of one
+        archive in chunks. Captures that are pending are waited for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ImportTree(self, request_iterator, context):
+        """A tree from an archive: all of it or nothing. Refused before anything is written
+        if its image isn't here, or this host can't restore what is in it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ExportStats(self, request, context):
         """A table as Arrow IPC stream bytes in chunks: concatenated, they are one stream.
         """
@@ -599,6 +625,16 @@ def add_BoxwoodServicer_to_server(servicer, server):
                     servicer.Unpin,
                     request_deserializer=boxwood_dot_v1_dot_boxwood__pb2.UnpinRequest.FromString,
                     response_serializer=boxwood_dot_v1_dot_boxwood__pb2.UnpinResponse.SerializeToString,
+            ),
+            'ExportTree': grpc.unary_stream_rpc_method_handler(
+                    servicer.ExportTree,
+                    request_deserializer=boxwood_dot_v1_dot_boxwood__pb2.ExportTreeRequest.FromString,
+                    response_serializer=boxwood_dot_v1_dot_boxwood__pb2.ExportTreeChunk.SerializeToString,
+            ),
+            'ImportTree': grpc.stream_unary_rpc_method_handler(
+                    servicer.ImportTree,
+                    request_deserializer=boxwood_dot_v1_dot_boxwood__pb2.ImportTreeRequest.FromString,
+                    response_serializer=boxwood_dot_v1_dot_boxwood__pb2.ImportTreeResponse.SerializeToString,
             ),
             'ExportStats': grpc.unary_stream_rpc_method_handler(
                     servicer.ExportStats,
@@ -1475,6 +1511,60 @@ class Boxwood(object):
             '/boxwood.v1.Boxwood/Unpin',
             boxwood_dot_v1_dot_boxwood__pb2.UnpinRequest.SerializeToString,
             boxwood_dot_v1_dot_boxwood__pb2.UnpinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportTree(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/boxwood.v1.Boxwood/ExportTree',
+            boxwood_dot_v1_dot_boxwood__pb2.ExportTreeRequest.SerializeToString,
+            boxwood_dot_v1_dot_boxwood__pb2.ExportTreeChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ImportTree(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/boxwood.v1.Boxwood/ImportTree',
+            boxwood_dot_v1_dot_boxwood__pb2.ImportTreeRequest.SerializeToString,
+            boxwood_dot_v1_dot_boxwood__pb2.ImportTreeResponse.FromString,
             options,
             channel_credentials,
             insecure,

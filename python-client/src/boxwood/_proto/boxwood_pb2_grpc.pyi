@@ -216,6 +216,22 @@ class BoxwoodStub:
         boxwood_pb2.UnpinResponse,
     ]
 
+    ExportTree: grpc.UnaryStreamMultiCallable[
+        boxwood_pb2.ExportTreeRequest,
+        boxwood_pb2.ExportTreeChunk,
+    ]
+    """A tree, or a node and what lies below it, with its checkpoints, as the bytes of one
+    archive in chunks. Captures that are pending are waited for.
+    """
+
+    ImportTree: grpc.StreamUnaryMultiCallable[
+        boxwood_pb2.ImportTreeRequest,
+        boxwood_pb2.ImportTreeResponse,
+    ]
+    """A tree from an archive: all of it or nothing. Refused before anything is written
+    if its image isn't here, or this host can't restore what is in it.
+    """
+
     ExportStats: grpc.UnaryStreamMultiCallable[
         boxwood_pb2.ExportStatsRequest,
         boxwood_pb2.ExportStatsChunk,
@@ -413,6 +429,22 @@ class BoxwoodAsyncStub:
         boxwood_pb2.UnpinRequest,
         boxwood_pb2.UnpinResponse,
     ]
+
+    ExportTree: grpc.aio.UnaryStreamMultiCallable[
+        boxwood_pb2.ExportTreeRequest,
+        boxwood_pb2.ExportTreeChunk,
+    ]
+    """A tree, or a node and what lies below it, with its checkpoints, as the bytes of one
+    archive in chunks. Captures that are pending are waited for.
+    """
+
+    ImportTree: grpc.aio.StreamUnaryMultiCallable[
+        boxwood_pb2.ImportTreeRequest,
+        boxwood_pb2.ImportTreeResponse,
+    ]
+    """A tree from an archive: all of it or nothing. Refused before anything is written
+    if its image isn't here, or this host can't restore what is in it.
+    """
 
     ExportStats: grpc.aio.UnaryStreamMultiCallable[
         boxwood_pb2.ExportStatsRequest,
@@ -675,6 +707,26 @@ class BoxwoodServicer(metaclass=abc.ABCMeta):
         request: boxwood_pb2.UnpinRequest,
         context: _ServicerContext,
     ) -> typing.Union[boxwood_pb2.UnpinResponse, collections.abc.Awaitable[boxwood_pb2.UnpinResponse]]: ...
+
+    @abc.abstractmethod
+    def ExportTree(
+        self,
+        request: boxwood_pb2.ExportTreeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[boxwood_pb2.ExportTreeChunk], collections.abc.AsyncIterator[boxwood_pb2.ExportTreeChunk]]:
+        """A tree, or a node and what lies below it, with its checkpoints, as the bytes of one
+        archive in chunks. Captures that are pending are waited for.
+        """
+
+    @abc.abstractmethod
+    def ImportTree(
+        self,
+        request_iterator: _MaybeAsyncIterator[boxwood_pb2.ImportTreeRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[boxwood_pb2.ImportTreeResponse, collections.abc.Awaitable[boxwood_pb2.ImportTreeResponse]]:
+        """A tree from an archive: all of it or nothing. Refused before anything is written
+        if its image isn't here, or this host can't restore what is in it.
+        """
 
     @abc.abstractmethod
     def ExportStats(

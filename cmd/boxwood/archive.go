@@ -1,0 +1,129 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/boxwood-rl/boxwood/internal/fault"
+	pb "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
+)
+
+func (a *app) treeExportCommand() *cobra.Command {
+	var to string
+	c := &cobra.Command{
+		Use:   "export TREE|NODE",
+		Short: "Write a tree, with its states, as one archive",
+		Long: `Writes a tree, or a node and what lies below it, with checkpoints, values and
+payloads, as one archive. Another host that has the same image makes the same
+nodes of it, which fork to the same states. Pending captures are waited for. The
+image isn't in it.`,
+		Example: `  boxwood tree export tr_01j... -o rollout.tree
+  boxwood tree export nd_01j... -o - | ssh other boxwood tree import -`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			r := &pb.ExportTreeRequest{TreeId: args[0]}
+			if strings.HasPrefix(args[0], "nd_") {
+				r = &pb.ExportTreeRequest{NodeId: args[0]}
+			}
+			client, err := a.client()
+			if err != nil {
+				return err
+			}
+			stream, err := client.ExportTree(c.Context(), r)
+			if err != nil {
+				return err
+			}
+			fill := func(w io.Writer) error {
+				for {
+					m, err := stream.Recv()
+					if err == io.EOF {
+						return nil
+					}
+					if err != nil {
+						return err
+					}
+					if _, err := w.Write(m.GetData()); err != nil {
+						return fault.New(fault.Invalid, "bad_file", "writing %s: %w", to, err)
+					}
+				}
+			}
+			if to == "-" {
+				return fill(a.out)
+			}
+			if to == "" {
+				to = args[0] + ".tree"
+			}
+			if err := writeFile(to, func(f *os.File) error { return fill(f) }); err != nil {
+				return err
+			}
+			fmt.Fprintln(a.out, to)
+			return nil
+		},
+	}
+	c.Flags().StringVarP(&to, "output", "o", "", `file to write, "-": standard output (default: the id and ".tree")`)
+	return c
+}
+
+func (a *app) treeImportCommand() *cobra.Command {
+	var fresh bool
+	c := a.jsonFlag(&cobra.Command{
+		Use:   "import FILE",
+		Short: "Make a tree of an archive",
+		Long: `Makes a tree of an archive that "tree export" wrote ("-": standard input): all of it or
+nothing. Its image must be here, under the same digest. Nodes keep their ids.`,
+		Example: "  boxwood tree import rollout.tree",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			in := a.in
+			if args[0] != "-" {
+				f, err := os.Open(args[0])
+				if err != nil {
+					return fault.New(fault.Invalid, "bad_file", "reading the archive: %w", err)
+				}
+				defer f.Close()
+				in = f
+			}
+			client, err := a.client()
+			if err != nil {
+				return err
+			}
+			reply, err := sendArchive(c, client, bufio.NewReader(in), fresh)
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printMessage(reply)
+			}
+			fmt.Fprintf(a.out, "tree     %s\nroot     %s\nnodes    %d\n", reply.Tree.GetId(), reply.Tree.GetRootId(), reply.Nodes)
+			return nil
+		},
+	})
+	c.Flags().BoolVar(&fresh, "new-ids", false, "give tree, nodes and checkpoints new ids, so that a tree can be had twice")
+	return c
+}
+
+func sendArchive(c *cobra.Command, client pb.BoxwoodClient, in io.Reader, fresh bool) (*pb.ImportTreeResponse, error) {
+	stream, err := client.ImportTree(c.Context())
+	if err != nil {
+		return nil, err
+	}
+	err = stream.Send(&pb.ImportTreeRequest{Part: &pb.ImportTreeRequest_Start{Start: &pb.ImportTreeStart{NewIds: fresh}}})
+	buf := make([]byte, 256<<10)
+	for err == nil {
+		var n int
+		if n, err = io.ReadFull(in, buf); n > 0 {
+			if serr := stream.Send(&pb.ImportTreeRequest{Part: &pb.ImportTreeRequest_Chunk{Chunk: buf[:n]}}); serr != nil {
+				err = serr
+			}
+		}
+	}
+	if err != io.EOF && err != io.ErrUnexpectedEOF {
+		return nil, fault.New(fault.Invalid, "bad_file", "reading the archive: %w", err)
+	}
+	return stream.CloseAndRecv() // also says why the daemon took no more
+}

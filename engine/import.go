@@ -1,0 +1,508 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/boxwood-rl/boxwood/engine/archive"
+	"github.com/boxwood-rl/boxwood/engine/pool"
+	"github.com/boxwood-rl/boxwood/internal/failpoint"
+	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/ids"
+	pb "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
+	"github.com/boxwood-rl/boxwood/tree"
+)
+
+// Imported is what an import made.
+type Imported struct {
+	Tree               *tree.Tree
+	Root               *tree.Node
+	Nodes, Checkpoints int
+	Bytes              int64
+}
+
+// maxRecords bounds the nodes and payloads of an archive, which are made durable in
+// one change and so lie in memory together.
+const maxRecords = 1 << 30
+
+// ImportTree makes a tree of an archive, all of it or nothing: file state and process
+// states first, which no record names yet and which a crash leaves to the next start;
+// and, when the whole archive has been read and is as it was written, all records in
+// one change. newIDs gives tree, nodes and checkpoints new ids.
+func (e *Engine) ImportTree(ctx context.Context, r io.Reader, newIDs bool, commit func(*tree.Tx, Imported) error) (out Imported, err error) {
+	a, err := archive.NewReader(r)
+	if err != nil {
+		return out, err
+	}
+	m := &importer{e: e, r: a, newIDs: newIDs, byID: map[string]*received{}, states: map[string]*tree.ProcessState{},
+		payloads: map[string][]byte{}, names: map[string]string{}}
+	if err := m.admit(); err != nil {
+		return out, err
+	}
+	m.e.imports.RLock() // RemoveImage waits
+	defer m.e.imports.RUnlock()
+	defer func() {
+		if err != nil {
+			m.undo()
+		}
+	}()
+	if err := m.read(ctx); err != nil {
+		return out, err
+	}
+	return m.record(ctx, commit)
+}
+
+type importer struct {
+	e      *Engine
+	r      *archive.Reader
+	newIDs bool
+
+	image  *tree.Image
+	tree   tree.Tree
+	layers []ids.Layer
+
+	done     []*received
+	byID     map[string]*received // by id in the archive
+	states   map[string]*tree.ProcessState
+	nodes    []tree.Node
+	payloads map[string][]byte
+	records  int
+	bytes    int64
+	names    map[string]string // new ids
+}
+
+// received is a checkpoint that has been made.
+type received struct {
+	head     *pb.ArchiveCheckpoint
+	ck       tree.Checkpoint
+	manifest *archive.Manifest
+}
+
+// admit refuses what this host can't restore, before anything is written.
+func (m *importer) admit() error {
+	h, v := m.r.Head, m.e.Store.View()
+	m.tree = archive.TreeRecord(h)
+	if err := errors.Join(ids.Check(string(m.tree.ID), "tr_", "tree"), ids.Check(string(m.tree.Root), "nd_", "node")); err != nil {
+		return archive.Damaged("%w", err)
+	}
+	if _, err := v.Tree(m.tree.ID); err == nil && !m.newIDs {
+		return fault.New(fault.Exists, "tree_exists", "tree %s is here already", m.tree.ID).WithHint("import it under new ids to have it twice")
+	}
+	var err error
+	if m.image, err = v.Image(string(m.tree.Image)); err != nil {
+		return fault.New(fault.Precondition, "no_image", "the tree stands on image %s, which isn't here", m.tree.Image).
+			WithHint("import that image first; the digest must be the same")
+	}
+	m.layers = m.image.Layers
+	if want := strings.Join(h.Layers, " "); want != "" && want != strings.Trim(fmt.Sprint(m.layers), "[]") {
+		return fault.New(fault.Precondition, "other_layers", "image %s has other layers here than where the tree comes from", m.image.Digest)
+	}
+	for _, p := range h.Processes {
+		kind := tree.ProcessKind(p.Kind)
+		if m.e.keepers[kind] == nil {
+			return fault.New(fault.Unsupported, "no_keeper", "the archive has process states of kind %s, which this boxwood can't restore", p.Kind)
+		}
+		if here := kernelRelease(); kind == tree.Dump && p.Kernel != here {
+			return fault.New(fault.Unsupported, "other_kernel", "the archive has dumps of processes made under Linux %s, and this host runs %s", p.Kernel, here).
+				WithHint("import it on a host with that kernel, or export nodes without surviving processes")
+		}
+	}
+	if m.newIDs {
+		m.tree.ID = ids.NewTree()
+	}
+	m.tree.Root = ids.Node(m.name(string(m.tree.Root)))
+	return nil
+}
+
+// name is an id here; "" stays.
+func (m *importer) name(id string) string {
+	if !m.newIDs || id == "" {
+		return id
+	}
+	if m.names[id] == "" {
+		switch {
+		case strings.HasPrefix(id, "nd_"):
+			m.names[id] = string(ids.NewNode())
+		default:
+			m.names[id] = string(ids.NewCheckpoint())
+		}
+	}
+	return m.names[id]
+}
+
+// read takes the archive to its End.
+func (m *importer) read(ctx context.Context) error {
+	k, body, err := m.r.Next()
+	for err == nil {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		switch k {
+		case archive.File:
+			k, body, err = m.file(body)
+		case archive.Checkpoint:
+			k, body, err = m.checkpoint(ctx, body)
+		case archive.Payload:
+			if err = m.payload(body); err == nil {
+				k, body, err = m.r.Next()
+			}
+		case archive.Node:
+			if err = m.node(body); err == nil {
+				k, body, err = m.r.Next()
+			}
+		case archive.End:
+			return m.complete()
+		default:
+			return archive.Damaged("a frame %q is out of place", k)
+		}
+	}
+	return err
+}
+
+func (m *importer) complete() error {
+	h := m.r.Head
+	if int64(len(m.nodes)) != h.Nodes || int64(len(m.done)) != h.Checkpoints || len(m.nodes) == 0 {
+		return archive.Damaged("it has %d nodes and %d checkpoints, and says %d and %d", len(m.nodes), len(m.done), h.Nodes, h.Checkpoints)
+	}
+	for _, p := range h.Processes {
+		state := m.states[p.Id]
+		if state == nil {
+			return archive.Damaged("process state %s has no content", p.Id)
+		}
+		if err := m.e.keepers[state.Kind].verify(state); err != nil {
+			return archive.Damaged("process state %s: %w", p.Id, err)
+		}
+	}
+	return failpoint.Hit("import read")
+}
+
+// file takes a file of a process state, and gives the frame after it.
+func (m *importer) file(body []byte) (archive.Kind, []byte, error) {
+	var head pb.ArchiveFile
+	if err := proto.Unmarshal(body, &head); err != nil {
+		return 0, nil, archive.Damaged("%w", err)
+	}
+	state, err := m.state(head.ProcessId)
+	if err != nil {
+		return 0, nil, err
+	}
+	name := head.Name
+	if path.Clean("/"+name) != "/"+name || name == "" || strings.ContainsRune(name, 0) {
+		return 0, nil, archive.Damaged("a process state has a file %.100q", name)
+	}
+	at := filepath.Join(m.e.vault.folder(state.ID), name)
+	if err := os.MkdirAll(filepath.Dir(at), 0o700); err != nil {
+		return 0, nil, err
+	}
+	f, err := os.OpenFile(at, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		return 0, nil, archive.Damaged("a file of a process state: %w", err)
+	}
+	defer f.Close()
+	k, next, err := m.data(f, head.Size)
+	if err == nil {
+		err = errors.Join(f.Truncate(head.Size), f.Sync())
+	}
+	return k, next, err
+}
+
+// state finds the record of a process state, or begins it.
+func (m *importer) state(id string) (*tree.ProcessState, error) {
+	if s := m.states[id]; s != nil {
+		return s, nil
+	}
+	for _, p := range m.r.Head.Processes {
+		if p.Id != id {
+			continue
+		}
+		s := &tree.ProcessState{ID: ids.NewProcess(), Kind: tree.ProcessKind(p.Kind), Digest: p.Digest, Bytes: p.Bytes, Kernel: p.Kernel, Program: p.Program,
+			CreatedAt: time.Unix(0, p.CreatedAt)}
+		m.states[id] = s
+		_, err := m.e.vault.make(s.ID)
+		return s, err
+	}
+	return nil, archive.Damaged("process state %.100q isn't in the header", id)
+}
+
+// data writes the Data frames that follow into f, and gives the frame after them.
+func (m *importer) data(f *os.File, size int64) (archive.Kind, []byte, error) {
+	for {
+		k, body, err := m.r.Next()
+		if err != nil || k != archive.Data {
+			return k, body, err
+		}
+		var d pb.ArchiveData
+		if err := proto.Unmarshal(body, &d); err != nil || d.Offset < 0 || d.Offset+int64(len(d.Data)) > size {
+			return 0, nil, archive.Damaged("a piece of a file lies outside it")
+		}
+		if _, err := f.WriteAt(d.Data, d.Offset); err != nil {
+			return 0, nil, err
+		}
+		m.bytes += int64(len(d.Data))
+	}
+}
+
+// checkpoint makes a snapshot of the entries that follow, and gives the frame after them.
+func (m *importer) checkpoint(ctx context.Context, body []byte) (k archive.Kind, next []byte, err error) {
+	head := &pb.ArchiveCheckpoint{}
+	if err := proto.Unmarshal(body, head); err != nil {
+		return 0, nil, archive.Damaged("%w", err)
+	}
+	if ids.Check(head.Id, "ck_", "checkpoint") != nil || m.byID[head.Id] != nil || head.Entries < 1 {
+		return 0, nil, archive.Damaged("there is a checkpoint %.100q", head.Id)
+	}
+	over, old := pool.Made{Layers: m.layers}, archive.NewManifest()
+	if head.ParentId != "" {
+		up := m.byID[head.ParentId]
+		if up == nil {
+			return 0, nil, archive.Damaged("checkpoint %s comes before its parent", head.Id)
+		}
+		over, old = pool.Made{ID: up.ck.Snapshot, Seal: up.ck.Seal}, up.manifest
+	}
+	c := &received{head: head, ck: tree.Checkpoint{
+		ID: ids.Checkpoint(m.name(head.Id)), Tree: m.tree.ID, Node: ids.Node(m.name(head.NodeId)), Snapshot: ids.NewSnapshot(), Process: tree.Empty,
+		Bytes: head.Bytes, CreatedAt: time.Unix(0, head.CreatedAt), FreezeFor: time.Duration(head.FreezeNs),
+	}}
+	if head.ProcessId != "" {
+		s := m.states[head.ProcessId]
+		if s == nil {
+			return 0, nil, archive.Damaged("checkpoint %s has process state %.100q, which isn't there", head.Id, head.ProcessId)
+		}
+		c.ck.State, c.ck.Process = s.ID, s.Kind
+	}
+	c.ck.Seal, err = m.e.Pool.AddSnapshot(ctx, c.ck.Snapshot, over, func(upper string) error {
+		k, next, err = m.fill(ctx, c, archive.NewLayer(upper, old))
+		return err
+	})
+	if err != nil {
+		return 0, nil, fmt.Errorf("importing checkpoint %s: %w", head.Id, err)
+	}
+	m.byID[head.Id] = c
+	m.done = append(m.done, c)
+	return k, next, failpoint.Hit("import snapshot")
+}
+
+// fill makes the folder of changes of one checkpoint.
+func (m *importer) fill(ctx context.Context, c *received, l *archive.Layer) (archive.Kind, []byte, error) {
+	k, body, err := m.r.Next()
+	for range c.head.Entries {
+		if err != nil {
+			return 0, nil, err
+		}
+		if err := ctx.Err(); err != nil {
+			return 0, nil, err
+		}
+		e := &pb.ArchiveEntry{}
+		if k != archive.Entry || proto.Unmarshal(body, e) != nil {
+			return 0, nil, archive.Damaged("checkpoint %s lacks entries", c.head.Id)
+		}
+		if k, body, err = m.entry(l, e); err != nil {
+			return 0, nil, err
+		}
+	}
+	if err != nil {
+		return 0, nil, err
+	}
+	if !bytes.Equal(l.Now().Digest(), c.head.Digest) {
+		return 0, nil, archive.Damaged("the entries of checkpoint %s aren't what its digest says", c.head.Id)
+	}
+	if err := l.Close(); err != nil {
+		return 0, nil, err
+	}
+	c.manifest = l.Now()
+	return k, body, l.Same()
+}
+
+// entry makes one file, and gives the frame after it.
+func (m *importer) entry(l *archive.Layer, e *pb.ArchiveEntry) (archive.Kind, []byte, error) {
+	f, err := l.Put(e)
+	if err != nil {
+		return 0, nil, err
+	}
+	if f == nil { // it is there already; its data, if they come, must be read over
+		if f, err = os.CreateTemp(m.e.cfg.StateDir, ".import-*"); err != nil {
+			return 0, nil, err
+		}
+		defer f.Close()
+		if err := os.Remove(f.Name()); err != nil {
+			return 0, nil, err
+		}
+		return m.data(f, e.Size)
+	}
+	if e.SameCheckpoint != "" {
+		if err := m.share(f, e); err != nil {
+			f.Close()
+			return 0, nil, err
+		}
+	}
+	k, body, err := m.data(f, e.Size)
+	if err != nil {
+		f.Close()
+		return 0, nil, err
+	}
+	return k, body, l.Fill(f, e)
+}
+
+// share takes a content that is here already, without a copy where the pool can.
+func (m *importer) share(f *os.File, e *pb.ArchiveEntry) error {
+	from := m.byID[e.SameCheckpoint]
+	if from == nil {
+		return archive.Damaged("entry %.200q has the content of a checkpoint that isn't there", e.Path)
+	}
+	if was := from.manifest.At(e.SamePath); was == nil || !bytes.Equal(was.Digest, e.Digest) || was.Size != e.Size {
+		return archive.Damaged("entry %.200q has the content of another that it isn't equal to", e.Path)
+	}
+	dir, err := m.e.Pool.OpenSnapshot(from.ck.Snapshot)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	src, err := openBelow(int(dir.Fd()), e.SamePath)
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	if unix.IoctlFileClone(int(f.Fd()), int(src.Fd())) == nil {
+		return nil
+	}
+	m.bytes += e.Size
+	_, err = io.Copy(f, src)
+	return err
+}
+
+func (m *importer) payload(body []byte) error {
+	if len(body) == 0 || len(body) > tree.MaxPayload {
+		return archive.Damaged("a payload has %d bytes", len(body))
+	}
+	sum := sha256.Sum256(body)
+	m.payloads[hex.EncodeToString(sum[:])] = body
+	return m.grow(len(body))
+}
+
+func (m *importer) grow(n int) error {
+	if m.records += n; m.records > maxRecords {
+		return fault.New(fault.Invalid, "archive_too_large", "the nodes and payloads of the archive have over %d bytes", maxRecords).
+			WithHint("export parts of the tree")
+	}
+	return nil
+}
+
+func (m *importer) node(body []byte) error {
+	var msg pb.ArchiveNode
+	if err := proto.Unmarshal(body, &msg); err != nil {
+		return archive.Damaged("%w", err)
+	}
+	n := archive.NodeRecord(msg.GetNode(), msg.GetTimings())
+	if err := ids.Check(string(n.ID), "nd_", "node"); err != nil {
+		return archive.Damaged("%w", err)
+	}
+	if n.PayloadDigest != "" && m.payloads[n.PayloadDigest] == nil {
+		return archive.Damaged("node %s names a payload that isn't there", n.ID)
+	}
+	switch c := m.byID[string(n.Checkpoint)]; {
+	case n.Checkpoint == "" && n.Capture == tree.Withheld && n.WithheldReason != "":
+	case c != nil && (n.Capture == tree.Captured || n.Capture == tree.Proven):
+		n.Capture, n.Checkpoint = tree.Captured, c.ck.ID // proven elsewhere, not here
+	default:
+		return archive.Damaged("node %s is neither withheld nor has a checkpoint of the archive", n.ID)
+	}
+	n.ID, n.Parent, n.Tree = ids.Node(m.name(string(n.ID))), ids.Node(m.name(string(n.Parent))), m.tree.ID
+	m.nodes = append(m.nodes, n)
+	return m.grow(len(body))
+}
+
+// record makes the tree durable.
+func (m *importer) record(ctx context.Context, commit func(*tree.Tx, Imported) error) (Imported, error) {
+	m.adopt()
+	out := Imported{Nodes: len(m.nodes), Checkpoints: len(m.done), Bytes: m.bytes}
+	_, err := m.e.Store.Update(ctx, func(tx *tree.Tx) error {
+		if _, err := tx.Image(string(m.image.Digest)); err != nil {
+			return err // removed in the meantime
+		}
+		if _, err := tx.Tree(m.tree.ID); err == nil {
+			return fault.New(fault.Exists, "tree_exists", "tree %s is here already", m.tree.ID)
+		}
+		if err := tx.PutTree(m.tree); err != nil {
+			return err
+		}
+		for _, s := range m.states {
+			if err := tx.PutProcess(*s); err != nil {
+				return err
+			}
+		}
+		for _, c := range m.done {
+			if _, err := tx.Checkpoint(c.ck.ID); err == nil {
+				return fault.New(fault.Exists, "checkpoint_exists", "checkpoint %s is here already", c.ck.ID).WithHint("import the tree under new ids")
+			}
+			if err := tx.PutCheckpoint(c.ck); err != nil {
+				return err
+			}
+		}
+		for _, p := range m.payloads {
+			if _, err := tx.PutPayload(p); err != nil {
+				return err
+			}
+		}
+		for _, n := range m.nodes {
+			added, err := tx.AddNode(n)
+			if err != nil {
+				return err
+			}
+			if n.ID == m.tree.Root {
+				out.Root = added
+			}
+		}
+		t, err := tx.Tree(m.tree.ID)
+		if err != nil {
+			return err
+		}
+		if out.Tree = t; commit == nil {
+			return nil
+		}
+		return commit(tx, out)
+	})
+	if err != nil {
+		return Imported{}, fmt.Errorf("recording an imported tree: %w", err)
+	}
+	return out, nil
+}
+
+// adopt gives checkpoints whose own node isn't in the archive to the first that has them.
+func (m *importer) adopt() {
+	for _, c := range m.done {
+		if !slices.ContainsFunc(m.nodes, func(n tree.Node) bool { return n.ID == c.ck.Node }) {
+			for _, n := range m.nodes {
+				if n.Checkpoint == c.ck.ID {
+					c.ck.Node = n.ID
+					break
+				}
+			}
+		}
+	}
+}
+
+// undo removes what no record names.
+func (m *importer) undo() {
+	for _, c := range m.done {
+		m.e.removeSnapshot(c.ck.Snapshot)
+	}
+	for _, s := range m.states {
+		if err := m.e.vault.remove(s.ID); err != nil {
+			m.e.log.Error("removing a process state", "state", s.ID, "error", err)
+		}
+	}
+}

@@ -1,0 +1,77 @@
+package service
+
+import (
+	"google.golang.org/grpc"
+
+	"github.com/boxwood-rl/boxwood/engine"
+	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/ids"
+	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
+	"github.com/boxwood-rl/boxwood/tree"
+)
+
+func (s *Service) ExportTree(req *boxwoodv1.ExportTreeRequest, out grpc.ServerStreamingServer[boxwoodv1.ExportTreeChunk]) error {
+	if (req.GetTreeId() == "") == (req.GetNodeId() == "") {
+		return fault.New(fault.Invalid, "bad_export", "an export names a tree or a node, and one of them")
+	}
+	w := chunks(func(p []byte) error { return out.Send(&boxwoodv1.ExportTreeChunk{Data: p}) })
+	err := s.e.ExportTree(out.Context(), engine.Export{Tree: ids.Tree(req.GetTreeId()), Node: ids.Node(req.GetNodeId()), Version: s.version}, w)
+	if err != nil {
+		return err
+	}
+	return w.flush()
+}
+
+func (s *Service) ImportTree(in grpc.ClientStreamingServer[boxwoodv1.ImportTreeRequest, boxwoodv1.ImportTreeResponse]) error {
+	first, err := in.Recv()
+	if err != nil {
+		return err
+	}
+	start := first.GetStart()
+	if start == nil {
+		return fault.New(fault.Invalid, "bad_import", "the first message of an import must be its start")
+	}
+	got, replayed, err := once(in.Context(), s, start.GetIdempotencyKey(), start, &boxwoodv1.ImportTreeResponse{}, func(rec record) (*boxwoodv1.ImportTreeResponse, error) {
+		m := &boxwoodv1.ImportTreeResponse{}
+		_, err := s.e.ImportTree(in.Context(), &archiveReader{in: in}, start.GetNewIds(), func(tx *tree.Tx, i engine.Imported) error {
+			m.Tree = treeMessage(nil, i.Tree)
+			m.Tree.NodeCount, m.Tree.CheckpointCount = int64(i.Nodes), int64(i.Checkpoints)
+			m.Nodes, m.Checkpoints, m.Bytes = int64(i.Nodes), int64(i.Checkpoints), i.Bytes
+			return rec(tx, m)
+		})
+		return m, err
+	})
+	if err != nil {
+		return err
+	}
+	if replayed {
+		for {
+			if _, err := in.Recv(); err != nil {
+				break
+			}
+		}
+	}
+	return in.SendAndClose(got)
+}
+
+// archiveReader reads the chunks of an import as one stream.
+type archiveReader struct {
+	in   grpc.ClientStreamingServer[boxwoodv1.ImportTreeRequest, boxwoodv1.ImportTreeResponse]
+	rest []byte
+}
+
+func (r *archiveReader) Read(p []byte) (int, error) {
+	for len(r.rest) == 0 {
+		m, err := r.in.Recv()
+		if err != nil {
+			return 0, err // io.EOF at the end
+		}
+		if m.GetStart() != nil {
+			return 0, fault.New(fault.Invalid, "bad_import", "an import has one start")
+		}
+		r.rest = m.GetChunk()
+	}
+	n := copy(p, r.rest)
+	r.rest = r.rest[n:]
+	return n, nil
+}
