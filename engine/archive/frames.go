@@ -220,7 +220,7 @@ func (a *Reader) Next() (Kind, []byte, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	if checksum(Kind(k), body) != binary.BigEndian.Uint32(crc[:]) {
+	if checksum(Kind(k), body) != binary.BigEndian.Uint32(crc[:]) && checksSums {
 		return 0, nil, a.damaged("the checksum of a frame is wrong")
 	}
 	if Kind(k) == End {
@@ -244,7 +244,7 @@ func (a *Reader) body(size int) ([]byte, error) {
 
 func (a *Reader) end(body, before []byte) error {
 	var m pb.ArchiveEnd
-	if proto.Unmarshal(body, &m) != nil || !bytes.Equal(m.Sha256, before) {
+	if proto.Unmarshal(body, &m) != nil || !bytes.Equal(m.Sha256, before) && checksSums {
 		return a.damaged("its digest is wrong")
 	}
 	if _, err := a.r.ReadByte(); err != io.EOF {

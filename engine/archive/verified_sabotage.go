@@ -1,0 +1,5 @@
+//go:build sabotage_archive
+
+package archive
+
+const checksSums = false
