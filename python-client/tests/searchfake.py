@@ -32,7 +32,8 @@ def infrastructure(message: str) -> errors.BoxwoodError:
 class Memory:
     """Turns as data. A command's output is the commands on its path, joined.
 
-    `fail` may raise, or give "lost", before a turn is kept; it gets the labels.
+    `fail` gets the labels of a turn. It may raise before the turn is kept, or say "lost" (its
+    sandbox died) or "unheard" (it ran, and the answer didn't arrive).
     """
 
     fail: Callable[[Mapping[str, str]], str | None] = lambda labels: None
@@ -64,13 +65,16 @@ class Memory:
                 )
             if action.command is not None and "\0" in str(action.command):
                 raise errors.invalid("an argument holds a NUL byte")
-            lost = self.fail(labels) == "lost"
+            what = self.fail(labels)
+            lost = what == "lost"
             self.log.append(labels["place"])
             name = f"nd_{labels['place']}_{labels['try']}"
             assert name not in self.ran, f"{name} ran twice"
             self.outputs[name] = f"{self.outputs[node_id]}/{action.command}"
-            ran = Ran(name, Seen(stdout=self.outputs[name]), lost, payload, {}, dict(labels))
+            ran = Ran(name, node_id, Seen(stdout=self.outputs[name]), lost, payload, {}, dict(labels))
             self.ran[name] = ran
+            if what == "unheard":
+                raise infrastructure("the answer was lost")
             return ran
         finally:
             self.under -= 1

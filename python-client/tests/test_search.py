@@ -400,6 +400,23 @@ async def test_a_lost_turn_is_run_again_with_the_same_action() -> None:
 
 
 @asynchronous
+async def test_a_turn_whose_answer_was_lost_is_superseded() -> None:
+    """It is there twice then: what came after stands on the second try, also for who reads it later."""
+    memory = Memory(
+        fail=lambda labels: "unheard" if labels["place"] == "1.0" and labels["try"] == "0" else None
+    )
+    _, first = await run(memory, "grpo")
+    place = next(p for p in first.root.walk() if p.name == "1.0")
+    assert place.node_id == "nd_1.0_1"
+    memory.fail = lambda labels: None
+    s, again = await run(memory, "grpo")
+    assert s.turns == 0
+    assert summary(again) == summary(first)
+    place = next(p for p in again.root.walk() if p.name == "1.0")
+    assert (place.node_id, place.abandoned) == ("nd_1.0_1", ["nd_1.0_0"])
+
+
+@asynchronous
 async def test_what_stays_lost_leaves_the_group() -> None:
     def fail(labels: Mapping[str, str]) -> str | None:
         if labels["place"] == "1.0":

@@ -161,6 +161,26 @@ def test_branches_see_their_own_past(client: boxwood.Client, image: str) -> None
             assert [nodes[n].parent_id for n in path[1:]] == path[:-1]
 
 
+def test_a_sandbox_that_waited_too_long(client: boxwood.Client, image: str) -> None:
+    """Sandboxes that end while the policy thinks are made again from their nodes."""
+    ended: list[str] = []
+
+    async def policy(history: search.History) -> search.Action:
+        if history.steps:
+            waiting = client.sandboxes(tree)
+            client.release(waiting)
+            ended.extend(sandbox.id for sandbox in waiting)
+        return search.Action("echo x >> /tmp/log; cat /tmp/log", stop=len(history.steps) == 2)
+
+    async def reward(place: search.Place) -> float:
+        return float(len(place.seen.stdout.split()))
+
+    with client.create_tree(image=image, with_sandbox=False) as tree:
+        result = searched(client, tree, policy, reward, lambda s: search.grpo(s, 1))
+        assert [leaf.reward for leaf in result.leaves] == [3.0]
+        assert len(ended) == 2
+
+
 def test_survivors_withhold_a_branch_not_a_rollout(client: boxwood.Client, image: str) -> None:
     """A turn that leaves a process can be gone on from, live; where it can't be forked nothing branches."""
 

@@ -61,13 +61,13 @@ class Sandboxes:
     async def turn(self, node_id: str, action: Action, labels: Mapping[str, str], payload: bytes) -> Ran:
         """See `Rollout.turn`."""
         while True:
-            waiting = self._idle.get(node_id)
-            sandbox = waiting.pop() if waiting else (await self._fork(node_id, 1))[0]
+            waited = bool(self._idle.get(node_id))
+            sandbox = self._idle[node_id].pop() if waited else (await self._fork(node_id, 1))[0]
             try:
                 turn = await self._run(sandbox, action, labels, payload)
             except NotFound:
                 sandbox.released = True
-                if not waiting:
+                if not waited:
                     raise
                 continue  # it had waited beyond its lease
             except InvalidArgument:
@@ -157,6 +157,7 @@ def _ran(node: aio.Node, payload: bytes) -> Ran:
     seen = node.observation
     return Ran(
         node_id=node.id,
+        parent_id=node.parent_id,
         seen=Seen(
             stdout=seen.stdout.text,
             stderr=seen.stderr.text,

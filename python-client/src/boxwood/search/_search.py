@@ -281,16 +281,20 @@ class Search:
 
     def _take(self, place: Place) -> bool:
         """Takes what an earlier attempt left of a place; whether nothing has to be run."""
-        for ran in self._kept.pop(place.name, []):
-            place.action, refused = unpack(ran.payload)
-            self.found += 1
-            if ran.lost:
-                place.abandoned.append(ran.node_id)
-                continue
-            self._took(place, place.action, ran, refused)
-            place.rewards = dict(ran.rewards)
-            place.reward = ran.rewards.get(REWARD)
-            return True
+        parent = place.parent.node_id if place.parent is not None else ""
+        kept = [ran for ran in self._kept.pop(place.name, []) if ran.parent_id == parent]
+        self.found += len(kept)
+        good = [ran for ran in kept if not ran.lost]
+        if kept:
+            # A try whose answer was never heard was followed by another: what came after stands on the last.
+            last = (good or kept)[-1]
+            place.action, refused = unpack(last.payload)
+            place.abandoned += [ran.node_id for ran in kept if ran.lost or ran is not last]
+            if good:
+                self._took(place, place.action, last, refused)
+                place.rewards = dict(last.rewards)
+                place.reward = last.rewards.get(REWARD)
+                return True
         if len(place.abandoned) > self.retries:
             place.status = "lost"
             return True

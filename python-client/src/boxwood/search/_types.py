@@ -241,6 +241,7 @@ class Ran:
 
     Attributes:
         node_id: Its node.
+        parent_id: The node that it started from.
         seen: What came of it.
         lost: Whether the sandbox died in it.
         payload: The node's payload.
@@ -249,6 +250,7 @@ class Ran:
     """
 
     node_id: str
+    parent_id: str
     seen: Seen
     lost: bool = False
     payload: bytes = b""
