@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev build test test-go test-python test-adapters demo bench lint generate verify-generated \
+.PHONY: help setup setup-dev build test test-go test-python test-python-matrix test-python-long test-adapters demo bench lint generate verify-generated \
 	check-imports check-docs check-acceptance sabotage clean corpus load vm-test crash
 
 ENV := . scripts/env.sh;
@@ -27,6 +27,12 @@ test-go: ## run the Go tests; PKG=./tree/... RUN=TestName narrow it
 
 test-python: build ## run the tests of the Python package; ARGS="-k name" narrows it
 	@scripts/test-python.sh $(ARGS)
+
+test-python-matrix: ## the Python package with every supported interpreter here, and its oldest dependencies (nightly)
+	@scripts/test-python-matrix.sh $(ARGS)
+
+test-python-long: build ## what takes long of the Python tests: 5 GiB transfers, 200 exits of each kind (nightly)
+	@LONG=1 TIMEOUT=7200 scripts/test-python.sh -k "large_upload or process_ends" $(ARGS)
 
 test-adapters: build ## the adapters against the real projects, each in an environment of its own (nightly; NAME=light: the small ones)
 	@scripts/test-adapters.sh $(NAME)

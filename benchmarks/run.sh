@@ -2,17 +2,17 @@
 # run.sh NAME: measures a claim beside its baseline on a daemon of its own and
 # prints JSON lines {"bench","metric","value","unit","n","conditions"} on standard
 # output, everything else on standard error. LONG=1 is the thorough form.
-# Names: fork, turn, inspector, tree. Needs root. A plot goes to benchmarks/out/ where matplotlib is.
+# Names: fork, turn, client, inspector, tree. Needs root. A plot goes to benchmarks/out/ where matplotlib is.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/.." && pwd)
 name=${1:-}
 case $name in
-fork | turn) ;;
+fork | turn | client) ;;
 inspector) exec "$here/inspector.sh" ;; # it needs no daemon
 tree) exec "$here/tree.sh" ;;           # nor does this
 *)
-  echo "usage: run.sh fork|turn|inspector|tree" >&2
+  echo "usage: run.sh fork|turn|client|inspector|tree" >&2
   exit 2
   ;;
 esac
@@ -86,5 +86,6 @@ fork)
   "$python" "$here/fork_first_true.py" --image bench:1 ${LONG:+--long}
   ;;
 turn) "$python" "$here/turn.py" --image bench:1 --spawn "$scratch/spawn" ${LONG:+--long} ;;
+client) "$python" "$here/client.py" --image bench:1 ${LONG:+--long} ;;
 esac | tee "$scratch/lines"
 "$python" "$here/plot.py" "$scratch/lines" "$here/out/$name.png" >&2 || true

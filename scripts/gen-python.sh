@@ -7,7 +7,8 @@
 # protobuf 5.27, grpc 1.66. protobuf runtimes refuse gencode two major versions
 # older than themselves by a check in the generated file, although its format has
 # not changed since 4.21; the check is taken out below. The tests run with the
-# runtime that scripts/requirements.txt pins; older ones are declared, not run.
+# runtime that scripts/requirements.txt pins; `make test-python-matrix` runs them with
+# the oldest that are declared.
 set -eu
 
 here=$(cd "$(dirname "$0")/.." && pwd)

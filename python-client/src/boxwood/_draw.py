@@ -26,7 +26,7 @@ COLOURS = {
 }
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y = 216, 40, 34, 12
 # Longer text is cut: a box holds about this many characters.
-_LETTERS = 34
+_LETTERS = 32
 
 
 class Drawn(Protocol):
@@ -130,7 +130,7 @@ class Drawing:
                 f'fill="{fill}" stroke="{edge}"{dashed}/>',
                 f'<text x="{box.x + 7:g}" y="{box.y + 16:g}">{html.escape(_cut(box.title))}</text>',
                 f'<text x="{box.x + 7:g}" y="{box.y + 31:g}" fill="#5b6770" font-size="10">'
-                f"{html.escape(_cut(box.notes, _LETTERS + 6))}</text></g>",
+                f"{html.escape(_cut(box.notes, _LETTERS + 8))}</text></g>",
             ]
         return "\n".join([*lines, "</svg>"]) + "\n"
 
