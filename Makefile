@@ -43,8 +43,9 @@ demo: setup ## set up, then run the main job on real parts: replay, fork, search
 bench: build ## run one benchmark, JSON lines: make -s bench NAME=fork (LONG=1: thorough)
 	@$(ENV) test -n "$(NAME)" || { echo "usage: make bench NAME=fork" >&2; exit 2; }; benchmarks/run.sh "$(NAME)"
 
-corpus: ## random programs against an oracle, N turns: make corpus N=2000 (SEED=... repeats a run)
+corpus: ## random programs against an oracle, N turns, and N/4 beside random survivors: make corpus N=2000 (SEED=... repeats a run)
 	@$(ENV) go test ./engine/corpus -run '^TestCorpus$$' -v -timeout 12h -args -corpus.n $(or $(N),2000) -corpus.seed $(or $(SEED),0)
+	@$(ENV) go test ./inspector -run '^TestRandomSurvivors$$' -v -timeout 12h -args -sleepers.n $$(($(or $(N),2000) / 4)) -sleepers.seed $(or $(SEED),0)
 
 load: ## a minute of all the events that sandboxes can make (nightly)
 	@$(ENV) go test ./inspector -run '^TestLoad$$' -v -timeout 20m -args -load.for 1m
