@@ -232,8 +232,31 @@ func (h *host) sandbox(t testing.TB) *sandbox {
 		s.upper = up.Dir
 	})
 	must(t, err)
+	s.arrived(t)
 	s.base = s.look()
 	return s
+}
+
+// arrived waits until pid 1 has let go of the root before its own: a sandbox is handed
+// out while that is still on its way, and its mounts look different until then.
+func (s *sandbox) arrived(t testing.TB) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", s.pid1))
+		must(t, err)
+		roots := 0
+		for line := range strings.Lines(string(mounts)) {
+			if f := strings.Fields(line); len(f) > 4 && f[4] == "/" {
+				roots++
+			}
+		}
+		if roots == 1 && strings.Contains(string(mounts), " - overlay ") {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("pid 1 isn't in its root:\n%s", mounts)
+		}
+	}
 }
 
 func (s *sandbox) look() state { s.h.t.Helper(); return look(s.h.t, s.pid1, s.upper) }
