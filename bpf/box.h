@@ -20,6 +20,7 @@ enum flag {
 	F_NEWMETA = 1 << 11, /* an inode made in this epoch changed by more than content */
 	F_MOUNT = 1 << 12,   /* with F_OBJECT: a file system was mounted */
 	F_TIMES = 1 << 13,   /* with F_META, F_OLD or F_NEWMETA: times were set by a call */
+	F_TERMINAL = 1 << 15, /* the settings or the size of a terminal were set */
 	F_TOUCHED = 1 << 14, /* something that a survivor holds, or is, was reached */
 };
 

@@ -169,11 +169,29 @@ static __always_inline bool harmless(__u32 cmd)
 	return cmd >= 0x8903 && cmd <= 0x8907;
 }
 
+/* A terminal ends with its last process, so that what is set on one is state only of
+   those that survive. */
+static __always_inline bool sets_terminal(__u32 cmd)
+{
+	switch (cmd) {
+	case 0x5402: case 0x5403: case 0x5404: /* TCSETS, TCSETSW, TCSETSF */
+	case 0x5406: case 0x5407: case 0x5408: /* TCSETA, TCSETAW, TCSETAF */
+	case 0x402c542b: case 0x402c542c: case 0x402c542d: /* TCSETS2, TCSETSW2, TCSETSF2 */
+	case 0x5414:                           /* TIOCSWINSZ */
+		return true;
+	}
+	return false;
+}
+
 static __always_inline void controlled(struct box *b, struct task_struct *t, struct pt_regs *r)
 {
 	__u32 cmd = r->si;
 	if (harmless(cmd))
 		return;
+	if (sets_terminal(cmd)) {
+		mark(b, F_TERMINAL);
+		return;
+	}
 	struct file *f = file_of(t, r->di);
 	struct inode *i = f ? GET(f, f_inode) : 0;
 	__u64 ino = 0;

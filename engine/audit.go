@@ -204,7 +204,14 @@ func (e *Engine) compareHalves(ctx context.Context, b *body, n *tree.Node, was, 
 	if err != nil {
 		return nil, fmt.Errorf("listing survivors: %w", err)
 	}
+	sessions := map[int]bool{} // compared by what they say of themselves
+	for _, s := range b.box.Sessions() {
+		sessions[s.HostPID] = true
+	}
 	for _, p := range alive {
+		if sessions[p.HostPID] {
+			continue
+		}
 		c.Process = append(c.Process, fmt.Sprintf("process %d: %q", p.PID, p.Cmdline))
 	}
 	if b.objects != nil {
@@ -217,7 +224,7 @@ func (e *Engine) compareHalves(ctx context.Context, b *body, n *tree.Node, was, 
 			c.Process = append(c.Process, "kernel objects came or went that look like others")
 		}
 	}
-	if n.Verdict == tree.Process || n.Verdict == tree.Both || len(alive) > 0 {
+	if n.Verdict == tree.Process || n.Verdict == tree.Both || len(alive) > len(sessions) {
 		return c, nil
 	}
 	id, drop := ids.Snapshot(""), func() {}

@@ -66,13 +66,14 @@ func (e *Engine) capture(ctx context.Context, s *sandbox, b *body, n *tree.Node,
 		})
 		if err == nil {
 			s.mu.Lock()
-			b.checkpoint = ck
+			b.checkpoint, b.shells.beyond = ck, false
 			s.mu.Unlock()
 			_ = failpoint.Hit("capture recorded") // nothing is left that could fail
 			e.Stats.Capture(row)
 			return nil
 		}
 		err = fmt.Errorf("recording the capture of node %s: %w", n.ID, err)
+		e.spares.drop(ck.Snapshot)
 		e.removeSnapshot(ck.Snapshot)
 		if state != nil {
 			e.removeState(state.ID)

@@ -12,8 +12,11 @@ import (
 
 // Command is one command of a turn.
 type Command struct {
-	Argv        []string // or Shell, which runs as `bash -lc`
-	Shell       string
+	Argv  []string // or Shell, which runs as `bash -lc`, or in a session
+	Shell string
+	// Session names the shell that lives on between commands in which Shell runs. Stdin
+	// is typed into its terminal then.
+	Session     string
 	Cwd, User   string
 	Env         map[string]string
 	Stdin       []byte
@@ -50,6 +53,9 @@ func (t *turn) noteText(text string) {
 
 // command resolves a command against the tree's defaults and the image.
 func (t *turn) command(c Command) (box.Command, error) {
+	if err := checkSessionCommand(c); err != nil {
+		return box.Command{}, err
+	}
 	if (len(c.Argv) > 0) == (c.Shell != "") {
 		return box.Command{}, fault.New(fault.Invalid, "bad_command", "a command has either argv or shell, and one of them must be there")
 	}

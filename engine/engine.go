@@ -176,7 +176,7 @@ func New(ctx context.Context, parts Parts, cfg Config) (*Engine, error) {
 		settled:   make(chan struct{}),
 	}
 	e.spares = newSpares(e)
-	e.keepers = map[tree.ProcessKind]keeper{tree.Empty: emptyKeeper{e}}
+	e.keepers = map[tree.ProcessKind]keeper{tree.Empty: emptyKeeper{e}, tree.Shells: shellsKeeper{e}}
 	var err error
 	if e.vault, err = openVault(cfg.StateDir); err != nil {
 		return nil, err

@@ -269,11 +269,15 @@ func (e *Engine) conceive(p point, want, child int, o ForkOptions) *birth {
 	b := &birth{point: p, want: want, child: child}
 	limits := mergeLimits(o.Limits, p.tree.Defaults.Limits, e.cfg.Limits)
 	gen := ids.NewGeneration()
-	if b.spare = e.spares.take(p.checkpoint, limits); b.spare != nil {
-		gen = b.spare.gen
-	}
 	if o.Seed != 0 {
 		b.seed = childSeed(o.Seed, p.node.ID, child)
+	}
+	// The seed is in the environment of what runs there already.
+	if b.seed == "" || p.state == nil {
+		b.spare = e.spares.take(p.checkpoint, limits)
+	}
+	if b.spare != nil {
+		gen = b.spare.gen
 	}
 	lease := o.Lease
 	if lease <= 0 {
@@ -372,6 +376,7 @@ func (e *Engine) materialise(ctx context.Context, b *birth) error {
 		}
 	}
 	made.box.SetSeed(b.seed)
+	made.seed = b.seed
 	err := failpoint.Hit("fork started")
 	var watch inspector.Watch
 	if err == nil {
@@ -442,7 +447,11 @@ func (e *Engine) embody(ctx context.Context, ck *tree.Checkpoint, state *tree.Pr
 	if row != nil {
 		row.Clone, row.Attach = cloned.Sub(began), time.Since(attaching) // the check against the seal included
 	}
-	return &body{gen: gen, hostname: id.Hostname, upper: upper, box: bx}, nil
+	made := &body{gen: gen, hostname: id.Hostname, upper: upper, box: bx, seed: seed, limits: limits}
+	if state != nil && state.Kind == tree.Shells {
+		err = e.rememberShells(made, state)
+	}
+	return made, err
 }
 
 // take waits for a token.
@@ -461,9 +470,13 @@ func (e *Engine) watch(bx box.Box, upper *pool.Upper, ck *tree.Checkpoint) (insp
 		Base: e.Pool.SnapshotDir(ck.Snapshot),
 		Survivors: func() ([]inspector.Survivor, error) {
 			procs, err := bx.Survivors()
+			shells := map[int]bool{} // which describe themselves
+			for _, s := range bx.Sessions() {
+				shells[s.HostPID] = true
+			}
 			out := make([]inspector.Survivor, len(procs))
 			for i, p := range procs {
-				out[i] = inspector.Survivor{PID: p.PID, HostPID: p.HostPID, Cmdline: p.Cmdline}
+				out[i] = inspector.Survivor{PID: p.PID, HostPID: p.HostPID, Cmdline: p.Cmdline, Elsewhere: shells[p.HostPID]}
 			}
 			return out, err
 		},

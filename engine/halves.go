@@ -118,7 +118,7 @@ func (s emptySaving) check() error {
 	switch {
 	case err != nil:
 		return fmt.Errorf("looking for survivors: %w", err)
-	case len(alive) > 0:
+	case len(alive) > 0 || s.b.shells.beyond:
 		return errOtherKind
 	}
 	left, err := s.e.objectsLeft(s.b)

@@ -181,11 +181,13 @@ func (e *Engine) adopt(ctx context.Context, v *tree.View, rec *tree.Sandbox) (*s
 	// Nobody watched while there was no daemon, and what led from the checkpoint
 	// to here isn't known any more.
 	head, err := v.Node(rec.Head)
-	watch.Tainted(err != nil || len(alive) > 0 || head.Capture == tree.Withheld, "the daemon was restarted")
+	// Sessions are compared with what the checkpoint says of them.
+	others := len(alive) - len(bx.Sessions())
+	watch.Tainted(err != nil || others > 0 || head.Capture == tree.Withheld, "the daemon was restarted")
 	fresh := *rec
 	fresh.LeaseUntil = time.Now().Add(rec.Lease)
 	s := newSandbox(&fresh, t.Defaults)
-	s.body = &body{gen: rec.Generation, hostname: rec.Hostname, upper: upper, box: bx, watch: watch, checkpoint: ck, touchedProcesses: true}
+	s.body = &body{gen: rec.Generation, hostname: rec.Hostname, upper: upper, box: bx, watch: watch, checkpoint: ck, limits: rec.Limits, touchedProcesses: true}
 	e.mu.Lock()
 	e.sandboxes[s.id] = s
 	e.mu.Unlock()

@@ -58,6 +58,9 @@ type body struct {
 	objects    []string // kernel objects before the first turn, for audits
 	// touchedProcesses: a verdict said that the process half changed, or nobody knows.
 	touchedProcesses bool
+	seed             string
+	limits           tree.Limits
+	shells           shells
 }
 
 func newSandbox(r *tree.Sandbox, d tree.Defaults) *sandbox {

@@ -115,6 +115,28 @@ func (s *spares) wish(p point, limits tree.Limits, n int) {
 	s.changed.Broadcast()
 }
 
+// offer takes a body that stands at a checkpoint, and that nobody has asked for yet: the next
+// fork of it may. It is the spares' own from now on.
+func (s *spares) offer(ck *tree.Checkpoint, state *tree.ProcessState, limits tree.Limits, b *body) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || s.wanted() >= sparesMax {
+		s.e.bury(b)
+		return
+	}
+	key := shelfKey{ck.Snapshot, ck.State, limits}
+	if state != nil {
+		key.state = state.ID // which ck may not say yet
+	}
+	sh := s.shelves[key]
+	if sh == nil {
+		sh = &shelf{key: key, ck: ck, state: state}
+		s.shelves[key] = sh
+	}
+	sh.want, sh.until = max(sh.want, 1), time.Now().Add(spareLife)
+	sh.bodies = append(sh.bodies, b)
+}
+
 // wanted counts the spares that there should be. The caller holds mu.
 func (s *spares) wanted() (n int) {
 	for _, sh := range s.shelves {

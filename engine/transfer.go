@@ -16,14 +16,13 @@ import (
 // a release, whatever its client does.
 type transfer func(ctx context.Context, b box.Box) error
 
-// within runs one transfer as a step of an open turn or (turn empty) as a turn
-// of its own, whose result it returns.
-func (e *Engine) within(ctx context.Context, id ids.Sandbox, open ids.Turn, text string, commit Commit, do transfer) (*TurnResult, error) {
+// withinTurn is within for what has to know its turn.
+func (e *Engine) withinTurn(ctx context.Context, id ids.Sandbox, open ids.Turn, text string, commit Commit, do func(context.Context, *turn) error) (*TurnResult, error) {
 	t, err := e.stepTurn(ctx, id, open)
 	if err != nil {
 		return nil, err
 	}
-	if err := t.step(ctx, text, do); err != nil {
+	if err := t.step(ctx, text, func(ctx context.Context, _ box.Box) error { return do(ctx, t) }); err != nil {
 		if open == "" {
 			_, endErr := t.end(ctx, NodeInput{}, nil) // what it wrote before it failed is a change
 			err = errors.Join(err, endErr)
@@ -35,6 +34,12 @@ func (e *Engine) within(ctx context.Context, id ids.Sandbox, open ids.Turn, text
 	}
 	r, err := t.end(ctx, NodeInput{}, commit)
 	return &r, err
+}
+
+// within runs one transfer as a step of an open turn or (turn empty) as a turn
+// of its own, whose result it returns.
+func (e *Engine) within(ctx context.Context, id ids.Sandbox, open ids.Turn, text string, commit Commit, do transfer) (*TurnResult, error) {
+	return e.withinTurn(ctx, id, open, text, commit, func(ctx context.Context, t *turn) error { return do(ctx, t.b.box) })
 }
 
 func (e *Engine) stepTurn(ctx context.Context, id ids.Sandbox, open ids.Turn) (*turn, error) {

@@ -37,6 +37,9 @@ type CommandResult struct {
 	Observation tree.Observation
 	Status      tree.TurnStatus
 	Wall        time.Duration
+	// SessionEnded: the shell that ran the command is gone, by the command or since it
+	// couldn't be stopped otherwise.
+	SessionEnded bool
 }
 
 // TurnResult is what a turn led to. Node.ID is empty for a scratch sandbox,
@@ -45,6 +48,8 @@ type TurnResult struct {
 	Node        *tree.Node
 	Timings     tree.Timings
 	SandboxLost bool
+	// SessionEnded: the shell of a command of this turn is gone.
+	SessionEnded bool
 }
 
 // Commit runs inside the transaction that makes a result durable, so that the
@@ -78,6 +83,8 @@ type turn struct {
 	spent   time.Duration
 	ended   bool
 	touched bool // whether anything ran at all
+
+	sessionEnded bool
 }
 
 // begin opens a turn: it takes the slot, and the capture of the turn before is
@@ -204,9 +211,16 @@ func (t *turn) execLocked(ctx context.Context, c Command) (CommandResult, error)
 	t.note(c)
 
 	stop := context.AfterFunc(ctx, func() { t.interrupt(tree.Stopped) })
-	exit, err := t.b.box.Exec(t.ctx, cmd)
+	var exit box.Exit
+	ended := false
+	if c.Session != "" {
+		exit, ended, err = t.execInSession(c, cmd)
+		t.sessionEnded = t.sessionEnded || ended
+	} else {
+		exit, err = t.b.box.Exec(t.ctx, cmd)
+	}
 	stop()
-	t.touched = t.touched || !fault.Is(err, fault.Invalid) // the box refuses before it starts anything
+	t.touched = t.touched || !fault.Is(err, fault.Invalid) && !fault.Is(err, fault.NotFound) // the box refuses before it starts anything
 	if err != nil {
 		return CommandResult{}, fmt.Errorf("running a command in sandbox %s: %w", t.s.id, err)
 	}
@@ -215,7 +229,7 @@ func (t *turn) execLocked(ctx context.Context, c Command) (CommandResult, error)
 	if err := failpoint.Hit("turn ran"); err != nil {
 		return CommandResult{}, err
 	}
-	return CommandResult{Observation: observe(own, exit), Status: t.status(), Wall: exit.Wall}, nil
+	return CommandResult{Observation: observe(own, exit), Status: t.status(), Wall: exit.Wall, SessionEnded: ended}, nil
 }
 
 func (t *turn) status() tree.TurnStatus {
@@ -275,7 +289,9 @@ func (t *turn) finish(ctx context.Context, in NodeInput, commit Commit) (TurnRes
 		}
 	}
 	observed := time.Now()
+	shells := e.judgeShells(ctx, b)
 	report := b.watch.Barrier(ctx)
+	b.shells.beyond = report.Beyond
 	if err := failpoint.Hit("turn judged"); err != nil {
 		return TurnResult{}, errors.Join(err, e.drop(ctx, s, "unrecorded turn"))
 	}
@@ -283,11 +299,12 @@ func (t *turn) finish(ctx context.Context, in NodeInput, commit Commit) (TurnRes
 	n := t.node(in, observed)
 	n.Verdict, n.External, n.Reasons = report.Verdict, report.External, report.Reasons
 	n.Effects, n.EffectCount = report.Effects, report.Count
+	shells.into(n)
 	n.Timings.Barrier = report.Barrier
 	lost := n.TurnStatus == tree.Lost
 	e.decide(n, b, lost)
 
-	result := TurnResult{Node: n, SandboxLost: lost}
+	result := TurnResult{Node: n, SandboxLost: lost, SessionEnded: t.sessionEnded}
 	if s.scratch {
 		n.ID, n.Capture, n.Checkpoint, n.WithheldReason = "", 0, "", ""
 		n.Timings.Total = time.Since(t.started) + t.exposed
@@ -385,7 +402,7 @@ func (e *Engine) decide(n *tree.Node, b *body, lost bool) {
 		if b.checkpoint.Proven {
 			n.Capture = tree.Proven
 		}
-	case n.Verdict == tree.Files || e.keepers[tree.Dump] != nil:
+	case n.Verdict == tree.Files || e.keepable(b):
 		n.Capture = tree.Recorded
 	default:
 		withhold("process state can't be saved yet: %s", joinReasons(n.Reasons))

@@ -63,6 +63,9 @@ type Report struct {
 	// Effects of this turn, the first tree.MaxEffects; Count has them all.
 	Effects []tree.Effect
 	Count   int64
+	// Beyond: the process half changed since the epoch began, or may have, in something other
+	// than processes that came, went or ran: a kernel object, something unknown.
+	Beyond bool
 	// Survivors says what became of each process that is there.
 	Survivors []Fate
 	// Reasons for Verdict, for a person: "2 files changed", "1 process survives".

@@ -20,6 +20,7 @@ type finding struct {
 	reasons        []string
 	changed        map[string]bool // paths told as changed
 	fates          []Fate
+	beyond         bool // as in Report
 }
 
 func (f *finding) both(why string) {

@@ -22,6 +22,7 @@ const (
 	sawMount
 	sawTimes
 	sawTouched
+	sawTerminal
 )
 
 const (

@@ -472,6 +472,9 @@ func (w *watch) fates(epoch signs, now []Survivor, all *finding) (out []Fate) {
 	if epoch&sawTouched != 0 {
 		touched = "it may have been reached (" + callName(uint32(atomic.LoadUint64(&w.box.TouchNr))) + ")"
 	}
+	if touched == "" && epoch&sawTerminal != 0 {
+		touched = "the settings of a terminal changed"
+	}
 	var moved *moved
 	if all.files {
 		moved = w.moved(epoch)

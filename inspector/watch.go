@@ -93,7 +93,7 @@ func (w *watch) begin(path string) {
 // removes a name, also while it copies a file up, sets another flag, twice.
 func (w *watch) held() listing {
 	epoch, fresh := signs(atomic.LoadUint64(&w.box.Epoch)), signs(atomic.LoadUint64(&w.box.Turn))
-	const harmless = sawOld | sawExternal
+	const harmless = sawOld | sawExternal | sawTerminal
 	switch {
 	case w.base == nil, w.stale, len(w.taint) > 0, w.orphaned.Load(), w.missed != w.k.missed.Load(),
 		epoch&eitherHalf != 0, fresh&^harmless != 0:
@@ -157,6 +157,7 @@ func (w *watch) Barrier(ctx context.Context) Report {
 		Verdict: all.verdict(), Turn: turn.verdict(),
 		External: w.turn&sawExternal != 0,
 		Effects:  turn.effects, Count: turn.count,
+		Beyond:    all.beyond,
 		Survivors: all.fates,
 		Reasons:   all.reasons,
 		Lost:      atomic.LoadUint64(&w.box.Lost),
@@ -213,6 +214,7 @@ func (w *watch) judgeProcesses(epoch signs, now []Survivor, err error, all, turn
 		all.processes("files may have changed on a file system that the sandbox mounted")
 		turn.process = turn.process || w.turn&(sawNames|sawMeta|sawNewMeta) != 0
 	}
+	all.beyond = all.process || err != nil
 	w.judgeSurvivors(epoch, now, err, all, turn)
 }
 

@@ -59,6 +59,7 @@ const (
 	KernelObject
 	External
 	Unknown
+	ProcessChanged // by what a session says of itself
 )
 
 // Effect is one change that outlives its turn. Subject comes out of the

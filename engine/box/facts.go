@@ -24,6 +24,9 @@ type SessionFacts struct {
 	// Busy says why the program isn't alone with its channel, waiting to be told
 	// something; empty: it is.
 	Busy string
+	// Cwd is the folder it is in, without symlinks; User its "uid:gid"; Umask its mask.
+	Cwd, User string
+	Umask     uint32
 }
 
 // factsOf are the lines of /proc/PID/status that are state and not told otherwise.
@@ -61,7 +64,8 @@ func listening(pid int) bool {
 	return err == nil && strings.HasPrefix(string(text), "0 0x0 ")
 }
 
-// Facts reads what the kernel knows of a session. It works on a frozen box, too.
+// Facts reads what the kernel knows of a session. It works on a frozen box, too, in
+// which a program that waited may be seen on its way to its call again.
 func (b *box) Facts(name string) (SessionFacts, error) {
 	s, err := b.session(name)
 	if err != nil {
@@ -156,6 +160,22 @@ func (r *factReader) facts(s Session) (f SessionFacts) {
 	if strings.HasSuffix(exe, " (deleted)") {
 		busy("its program was replaced")
 	}
+	if f.Cwd, err = os.Readlink(filepath.Join(r.dir, "cwd")); err != nil {
+		r.err = err
+		return f
+	}
+	if strings.HasSuffix(f.Cwd, " (deleted)") {
+		busy("the folder it is in was removed")
+	}
+	fmt.Fprintf(&out, "cwd %q\n", f.Cwd)
+	uid, _, _ := strings.Cut(r.relative(status["Uid"]), " ")
+	gid, _, _ := strings.Cut(r.relative(status["Gid"]), " ")
+	f.User = uid + ":" + gid
+	mask, err := strconv.ParseUint(status["Umask"], 8, 32)
+	if err != nil {
+		r.err = err
+	}
+	f.Umask = uint32(mask)
 	if why := r.files(s); why != "" {
 		busy("%s", why)
 	}

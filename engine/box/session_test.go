@@ -311,6 +311,14 @@ func TestInterruptFromOutside(t *testing.T) {
 		})
 	}()
 	<-started
+	for deadline := time.Now().Add(10 * time.Second); ; { // or the interrupt could come before sleep
+		if f, err := b.Facts("a"); err == nil && strings.Contains(f.Busy, "children") {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("it doesn't sleep")
+		}
+	}
 	if was, err := b.Interrupt("a"); !was || err != nil {
 		t.Errorf("%t, %v", was, err)
 	}

@@ -81,7 +81,7 @@ func imageMessage(i *tree.Image) *boxwoodv1.Image {
 func timingsMessage(t tree.Timings) *boxwoodv1.Timings { return archive.TimingsMessage(t) }
 
 func resultMessage(v reader, r engine.TurnResult) *boxwoodv1.TurnResult {
-	return &boxwoodv1.TurnResult{Node: node(v, r.Node), Timings: timingsMessage(r.Timings), SandboxLost: r.SandboxLost}
+	return &boxwoodv1.TurnResult{Node: node(v, r.Node), Timings: timingsMessage(r.Timings), SandboxLost: r.SandboxLost, SessionEnded: r.SessionEnded}
 }
 
 func limits(m *boxwoodv1.Limits) tree.Limits {
@@ -94,7 +94,7 @@ func limitsMessage(l tree.Limits) *boxwoodv1.Limits {
 
 func command(m *boxwoodv1.Command) engine.Command {
 	c := engine.Command{
-		Shell: string(m.GetShell()), Cwd: m.GetCwd(), User: m.GetUser(), Env: m.GetEnv(), Stdin: m.GetStdin(),
+		Shell: string(m.GetShell()), Cwd: m.GetCwd(), User: m.GetUser(), Env: m.GetEnv(), Stdin: m.GetStdin(), Session: m.GetSession(),
 		Deadline: time.Duration(m.GetDeadlineNs()), OutputLimit: int(m.GetOutputLimit()),
 	}
 	for _, a := range m.GetArgv() {

@@ -206,7 +206,7 @@ func (s *Service) Exec(req *boxwoodv1.ExecRequest, out grpc.ServerStreamingServe
 	}
 	return out.Send(&boxwoodv1.TurnEvent{Event: &boxwoodv1.TurnEvent_Command{Command: &boxwoodv1.CommandResult{
 		Observation: observationMessage(r.Observation), Status: boxwoodv1.TurnStatus(r.Status), WallNs: int64(r.Wall),
-		Unstreamed: relay.unstreamed,
+		Unstreamed: relay.unstreamed, SessionEnded: r.SessionEnded,
 	}}})
 }
 

@@ -155,6 +155,9 @@ func normalVars(text []byte, own Own) []byte {
 			continue // not every sandbox has one
 		case volatile[v.name]:
 			v.value, v.set = "", false
+			if v.flags = "--"; isExported(line) {
+				v.flags = "-x"
+			} // the other attributes come with the first use
 		case own[v.name] != "" && v.set && v.value == `"`+own[v.name]+`"`:
 			v.flags, v.value, v.set = "own "+v.flags, "", false
 		}
@@ -162,6 +165,12 @@ func normalVars(text []byte, own Own) []byte {
 	}
 	slices.SortFunc(lines, func(a, b string) int { return cmp.Compare(nameOf(a), nameOf(b)) })
 	return []byte(strings.Join(lines, "\n"))
+}
+
+// isExported reads the attributes of a line of declare -p.
+func isExported(line string) bool {
+	attributes, _, _ := strings.Cut(strings.TrimPrefix(line, "declare "), " ")
+	return strings.Contains(attributes, "x")
 }
 
 // variable is one line of declare -p: declare FLAGS NAME[=VALUE].

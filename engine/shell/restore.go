@@ -19,9 +19,9 @@ var fixed = set(`BASHOPTS BASH_VERSINFO BASH_VERSION EUID PPID SHELLOPTS UID`)
 // each line: they are set when nothing else is to come.
 var late = set(`PROMPT_COMMAND PS0 PS1 PS2 PS4 TMOUT BASH_COMPAT POSIXLY_CORRECT BASH_XTRACEFD IGNOREEOF`)
 
-// Restore is what a new shell is told, after its greeting, to become as d says. It was
-// started with Environment, in the folder that d says.
-func Restore(d *Description, token string) []byte {
+// Restore is what a new shell is told, after Hello, to become as d says. It was
+// started with Environment, in the folder that it is to be in.
+func Restore(d *Description) []byte {
 	r := restorer{d: d}
 	r.locale()
 	r.options()
@@ -30,7 +30,7 @@ func Restore(d *Description, token string) []byte {
 	r.functions()
 	r.tables()
 	r.last()
-	return append(r.out.Bytes(), report(token)...)
+	return r.out.Bytes()
 }
 
 type restorer struct {

@@ -45,9 +45,12 @@ type Greeting struct {
 	Token    string
 }
 
-// Greet is the first that a shell is told. It takes its stderr into use, reads its
+// Greet is Hello, and has the shell say that it has done it.
+func Greet(g Greeting) []byte { return append(Hello(g), report(g.Token)...) }
+
+// Hello is the first that a shell is told. It takes its stderr into use, reads its
 // profiles, and loses what makes an interactive shell talk or remember by itself: prompts, history, mail.
-func Greet(g Greeting) []byte {
+func Hello(g Greeting) []byte {
 	var b strings.Builder
 	if !g.TTY {
 		b.WriteString("exec 2>&3 3>&-\n")
@@ -63,7 +66,7 @@ func Greet(g Greeting) []byte {
 		}
 		b.WriteString("\\builtin set +o history +H; \\builtin unset HISTFILE MAILCHECK; \\builtin enable -n bind; PS1= PS2=\n")
 	}
-	return append([]byte(b.String()), report(g.Token)...)
+	return []byte(b.String())
 }
 
 // Command has a shell run text, whatever is in it. The shell sees it as one argument of

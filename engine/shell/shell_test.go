@@ -124,7 +124,7 @@ func again(t testing.TB, d *Description, dir string) *live {
 	t.Helper()
 	l := start(t, Environment(d), dir, Greeting{})
 	r := &Report{Token: Token()}
-	l.talk(Restore(d, r.Token), r.Hear)
+	l.talk(append(Restore(d), report(r.Token)...), r.Hear)
 	l.shadow = Shadowed(d)
 	return l
 }

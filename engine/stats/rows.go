@@ -31,7 +31,7 @@ type TurnRow struct {
 }
 
 // EffectCounts holds how many effects of each kind a turn kept.
-type EffectCounts [tree.Unknown + 1]int64
+type EffectCounts [tree.ProcessChanged + 1]int64
 
 // CountEffects counts a node's kept effects (the first tree.MaxEffects).
 func CountEffects(effects []tree.Effect) (counts EffectCounts) {

@@ -25,7 +25,7 @@ import (
 // be on the host, the rest are left out where they are missing.
 var (
 	required = strings.Fields("bash cat chmod chown cp dd echo env false head id ln ls mkdir mkfifo mv rm sleep sort stat tail touch tr true wc yes")
-	optional = strings.Fields("base64 basename cut date df dirname du expr find grep hostname kill link mktemp mount nproc od prlimit ps pwd readlink renice rmdir sed seq setfattr setsid sha256sum sync tee test timeout truncate tty umount uname uniq unshare whoami xargs")
+	optional = strings.Fields("base64 basename cut date df dirname du expr find grep hostname kill link mktemp mount nproc od prlimit ps pwd readlink renice rmdir sed seq setfattr setsid sha256sum sync taskset tee test timeout truncate tty umount uname uniq unshare whoami xargs")
 )
 
 var files = map[string]string{

@@ -305,6 +305,52 @@ func (Ack) EnumDescriptor() ([]byte, []int) {
 	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{4}
 }
 
+type SessionKind int32
+
+const (
+	SessionKind_SESSION_KIND_UNSPECIFIED SessionKind = 0
+	SessionKind_SESSION_KIND_BASH        SessionKind = 1
+)
+
+// Enum value maps for SessionKind.
+var (
+	SessionKind_name = map[int32]string{
+		0: "SESSION_KIND_UNSPECIFIED",
+		1: "SESSION_KIND_BASH",
+	}
+	SessionKind_value = map[string]int32{
+		"SESSION_KIND_UNSPECIFIED": 0,
+		"SESSION_KIND_BASH":        1,
+	}
+)
+
+func (x SessionKind) Enum() *SessionKind {
+	p := new(SessionKind)
+	*p = x
+	return p
+}
+
+func (x SessionKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (SessionKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_boxwood_v1_boxwood_proto_enumTypes[5].Descriptor()
+}
+
+func (SessionKind) Type() protoreflect.EnumType {
+	return &file_boxwood_v1_boxwood_proto_enumTypes[5]
+}
+
+func (x SessionKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use SessionKind.Descriptor instead.
+func (SessionKind) EnumDescriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{5}
+}
+
 type Error_Origin int32
 
 const (
@@ -344,11 +390,11 @@ func (x Error_Origin) String() string {
 }
 
 func (Error_Origin) Descriptor() protoreflect.EnumDescriptor {
-	return file_boxwood_v1_boxwood_proto_enumTypes[5].Descriptor()
+	return file_boxwood_v1_boxwood_proto_enumTypes[6].Descriptor()
 }
 
 func (Error_Origin) Type() protoreflect.EnumType {
-	return &file_boxwood_v1_boxwood_proto_enumTypes[5]
+	return &file_boxwood_v1_boxwood_proto_enumTypes[6]
 }
 
 func (x Error_Origin) Number() protoreflect.EnumNumber {
@@ -375,6 +421,8 @@ const (
 	Effect_EXTERNAL         Effect_Kind = 9
 	// Something that could not be resolved; counted as changed.
 	Effect_UNKNOWN Effect_Kind = 10
+	// A session is no longer as it was; `detail` names what changed in it.
+	Effect_PROCESS_CHANGED Effect_Kind = 11
 )
 
 // Enum value maps for Effect_Kind.
@@ -391,6 +439,7 @@ var (
 		8:  "KERNEL_OBJECT",
 		9:  "EXTERNAL",
 		10: "UNKNOWN",
+		11: "PROCESS_CHANGED",
 	}
 	Effect_Kind_value = map[string]int32{
 		"KIND_UNSPECIFIED": 0,
@@ -404,6 +453,7 @@ var (
 		"KERNEL_OBJECT":    8,
 		"EXTERNAL":         9,
 		"UNKNOWN":          10,
+		"PROCESS_CHANGED":  11,
 	}
 )
 
@@ -418,11 +468,11 @@ func (x Effect_Kind) String() string {
 }
 
 func (Effect_Kind) Descriptor() protoreflect.EnumDescriptor {
-	return file_boxwood_v1_boxwood_proto_enumTypes[6].Descriptor()
+	return file_boxwood_v1_boxwood_proto_enumTypes[7].Descriptor()
 }
 
 func (Effect_Kind) Type() protoreflect.EnumType {
-	return &file_boxwood_v1_boxwood_proto_enumTypes[6]
+	return &file_boxwood_v1_boxwood_proto_enumTypes[7]
 }
 
 func (x Effect_Kind) Number() protoreflect.EnumNumber {
@@ -470,11 +520,11 @@ func (x Capability_State) String() string {
 }
 
 func (Capability_State) Descriptor() protoreflect.EnumDescriptor {
-	return file_boxwood_v1_boxwood_proto_enumTypes[7].Descriptor()
+	return file_boxwood_v1_boxwood_proto_enumTypes[8].Descriptor()
 }
 
 func (Capability_State) Type() protoreflect.EnumType {
-	return &file_boxwood_v1_boxwood_proto_enumTypes[7]
+	return &file_boxwood_v1_boxwood_proto_enumTypes[8]
 }
 
 func (x Capability_State) Number() protoreflect.EnumNumber {
@@ -526,11 +576,11 @@ func (x BackupRequest_Rule) String() string {
 }
 
 func (BackupRequest_Rule) Descriptor() protoreflect.EnumDescriptor {
-	return file_boxwood_v1_boxwood_proto_enumTypes[8].Descriptor()
+	return file_boxwood_v1_boxwood_proto_enumTypes[9].Descriptor()
 }
 
 func (BackupRequest_Rule) Type() protoreflect.EnumType {
-	return &file_boxwood_v1_boxwood_proto_enumTypes[8]
+	return &file_boxwood_v1_boxwood_proto_enumTypes[9]
 }
 
 func (x BackupRequest_Rule) Number() protoreflect.EnumNumber {
@@ -539,7 +589,7 @@ func (x BackupRequest_Rule) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use BackupRequest_Rule.Descriptor instead.
 func (BackupRequest_Rule) EnumDescriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{72, 0}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{81, 0}
 }
 
 // Error is the detail of every failed call.
@@ -2727,7 +2777,12 @@ type Command struct {
 	DeadlineNs int64  `protobuf:"varint,7,opt,name=deadline_ns,json=deadlineNs,proto3" json:"deadline_ns,omitempty"`
 	// How much of each stream is kept, half head and half tail; 0: the default (64 KiB),
 	// at most 4 MiB.
-	OutputLimit   int64 `protobuf:"varint,8,opt,name=output_limit,json=outputLimit,proto3" json:"output_limit,omitempty"`
+	OutputLimit int64 `protobuf:"varint,8,opt,name=output_limit,json=outputLimit,proto3" json:"output_limit,omitempty"`
+	// Names the session whose shell runs `shell`, which may be any text that a shell can be
+	// given. Its folder, user and environment are the session's own, and `stdin` is typed
+	// into its terminal. At the deadline it is interrupted first; what that doesn't end is
+	// killed, at last the session.
+	Session       string `protobuf:"bytes,9,opt,name=session,proto3" json:"session,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2816,6 +2871,13 @@ func (x *Command) GetOutputLimit() int64 {
 		return x.OutputLimit
 	}
 	return 0
+}
+
+func (x *Command) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
 }
 
 type RunTurnRequest struct {
@@ -3096,7 +3158,9 @@ type CommandResult struct {
 	Status      TurnStatus             `protobuf:"varint,2,opt,name=status,proto3,enum=boxwood.v1.TurnStatus" json:"status,omitempty"`
 	WallNs      int64                  `protobuf:"varint,3,opt,name=wall_ns,json=wallNs,proto3" json:"wall_ns,omitempty"`
 	// As in TurnResult.
-	Unstreamed    int64 `protobuf:"varint,4,opt,name=unstreamed,proto3" json:"unstreamed,omitempty"`
+	Unstreamed int64 `protobuf:"varint,4,opt,name=unstreamed,proto3" json:"unstreamed,omitempty"`
+	// The shell of the command's session is gone.
+	SessionEnded  bool `protobuf:"varint,5,opt,name=session_ended,json=sessionEnded,proto3" json:"session_ended,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3157,6 +3221,13 @@ func (x *CommandResult) GetUnstreamed() int64 {
 		return x.Unstreamed
 	}
 	return 0
+}
+
+func (x *CommandResult) GetSessionEnded() bool {
+	if x != nil {
+		return x.SessionEnded
+	}
+	return false
 }
 
 type Timings struct {
@@ -3253,7 +3324,10 @@ type TurnResult struct {
 	SandboxLost bool `protobuf:"varint,3,opt,name=sandbox_lost,json=sandboxLost,proto3" json:"sandbox_lost,omitempty"`
 	// Bytes of output that were left out of the stream because the client was too
 	// slow to take them. The observation has head and tail of everything.
-	Unstreamed    int64 `protobuf:"varint,4,opt,name=unstreamed,proto3" json:"unstreamed,omitempty"`
+	Unstreamed int64 `protobuf:"varint,4,opt,name=unstreamed,proto3" json:"unstreamed,omitempty"`
+	// The shell of a session that the turn used is gone: it exited, or it could be
+	// stopped in no other way.
+	SessionEnded  bool `protobuf:"varint,5,opt,name=session_ended,json=sessionEnded,proto3" json:"session_ended,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3314,6 +3388,13 @@ func (x *TurnResult) GetUnstreamed() int64 {
 		return x.Unstreamed
 	}
 	return 0
+}
+
+func (x *TurnResult) GetSessionEnded() bool {
+	if x != nil {
+		return x.SessionEnded
+	}
+	return false
 }
 
 type BeginTurnRequest struct {
@@ -3557,6 +3638,556 @@ func (x *EndTurnRequest) GetIdempotencyKey() string {
 	return ""
 }
 
+type Session struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Unique in its sandbox, and the same in every fork.
+	Name string      `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Kind SessionKind `protobuf:"varint,2,opt,name=kind,proto3,enum=boxwood.v1.SessionKind" json:"kind,omitempty"`
+	// Its stdout and stderr are a terminal; else a pipe each.
+	Tty bool `protobuf:"varint,3,opt,name=tty,proto3" json:"tty,omitempty"`
+	// The shell's pid in the sandbox, the same in every fork.
+	Pid           int32 `protobuf:"varint,4,opt,name=pid,proto3" json:"pid,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Session) Reset() {
+	*x = Session{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Session) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Session) ProtoMessage() {}
+
+func (x *Session) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Session.ProtoReflect.Descriptor instead.
+func (*Session) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *Session) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Session) GetKind() SessionKind {
+	if x != nil {
+		return x.Kind
+	}
+	return SessionKind_SESSION_KIND_UNSPECIFIED
+}
+
+func (x *Session) GetTty() bool {
+	if x != nil {
+		return x.Tty
+	}
+	return false
+}
+
+func (x *Session) GetPid() int32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+type OpenSessionRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	// 1 to 63 printable characters without spaces and slashes.
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// Unspecified means bash.
+	Kind SessionKind `protobuf:"varint,3,opt,name=kind,proto3,enum=boxwood.v1.SessionKind" json:"kind,omitempty"`
+	Tty  bool        `protobuf:"varint,4,opt,name=tty,proto3" json:"tty,omitempty"`
+	// Of the terminal; 0: 24 and 80.
+	Rows int32             `protobuf:"varint,5,opt,name=rows,proto3" json:"rows,omitempty"`
+	Cols int32             `protobuf:"varint,6,opt,name=cols,proto3" json:"cols,omitempty"`
+	Cwd  string            `protobuf:"bytes,7,opt,name=cwd,proto3" json:"cwd,omitempty"`
+	User string            `protobuf:"bytes,8,opt,name=user,proto3" json:"user,omitempty"`
+	Env  map[string]string `protobuf:"bytes,9,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Inside a BeginTurn; empty: a turn of its own.
+	TurnId         string `protobuf:"bytes,10,opt,name=turn_id,json=turnId,proto3" json:"turn_id,omitempty"`
+	IdempotencyKey string `protobuf:"bytes,11,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *OpenSessionRequest) Reset() {
+	*x = OpenSessionRequest{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenSessionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenSessionRequest) ProtoMessage() {}
+
+func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenSessionRequest.ProtoReflect.Descriptor instead.
+func (*OpenSessionRequest) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *OpenSessionRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *OpenSessionRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *OpenSessionRequest) GetKind() SessionKind {
+	if x != nil {
+		return x.Kind
+	}
+	return SessionKind_SESSION_KIND_UNSPECIFIED
+}
+
+func (x *OpenSessionRequest) GetTty() bool {
+	if x != nil {
+		return x.Tty
+	}
+	return false
+}
+
+func (x *OpenSessionRequest) GetRows() int32 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *OpenSessionRequest) GetCols() int32 {
+	if x != nil {
+		return x.Cols
+	}
+	return 0
+}
+
+func (x *OpenSessionRequest) GetCwd() string {
+	if x != nil {
+		return x.Cwd
+	}
+	return ""
+}
+
+func (x *OpenSessionRequest) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *OpenSessionRequest) GetEnv() map[string]string {
+	if x != nil {
+		return x.Env
+	}
+	return nil
+}
+
+func (x *OpenSessionRequest) GetTurnId() string {
+	if x != nil {
+		return x.TurnId
+	}
+	return ""
+}
+
+func (x *OpenSessionRequest) GetIdempotencyKey() string {
+	if x != nil {
+		return x.IdempotencyKey
+	}
+	return ""
+}
+
+type OpenSessionResponse struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Session *Session               `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	// Set if it was a turn of its own.
+	Result        *TurnResult `protobuf:"bytes,2,opt,name=result,proto3" json:"result,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpenSessionResponse) Reset() {
+	*x = OpenSessionResponse{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenSessionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenSessionResponse) ProtoMessage() {}
+
+func (x *OpenSessionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenSessionResponse.ProtoReflect.Descriptor instead.
+func (*OpenSessionResponse) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *OpenSessionResponse) GetSession() *Session {
+	if x != nil {
+		return x.Session
+	}
+	return nil
+}
+
+func (x *OpenSessionResponse) GetResult() *TurnResult {
+	if x != nil {
+		return x.Result
+	}
+	return nil
+}
+
+type CloseSessionRequest struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId      string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Name           string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	TurnId         string                 `protobuf:"bytes,3,opt,name=turn_id,json=turnId,proto3" json:"turn_id,omitempty"`
+	IdempotencyKey string                 `protobuf:"bytes,4,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *CloseSessionRequest) Reset() {
+	*x = CloseSessionRequest{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CloseSessionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CloseSessionRequest) ProtoMessage() {}
+
+func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
+func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *CloseSessionRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *CloseSessionRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CloseSessionRequest) GetTurnId() string {
+	if x != nil {
+		return x.TurnId
+	}
+	return ""
+}
+
+func (x *CloseSessionRequest) GetIdempotencyKey() string {
+	if x != nil {
+		return x.IdempotencyKey
+	}
+	return ""
+}
+
+type CloseSessionResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Set if it was a turn of its own.
+	Result        *TurnResult `protobuf:"bytes,1,opt,name=result,proto3" json:"result,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CloseSessionResponse) Reset() {
+	*x = CloseSessionResponse{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CloseSessionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CloseSessionResponse) ProtoMessage() {}
+
+func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CloseSessionResponse.ProtoReflect.Descriptor instead.
+func (*CloseSessionResponse) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *CloseSessionResponse) GetResult() *TurnResult {
+	if x != nil {
+		return x.Result
+	}
+	return nil
+}
+
+type ListSessionsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSessionsRequest) Reset() {
+	*x = ListSessionsRequest{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSessionsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSessionsRequest) ProtoMessage() {}
+
+func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
+func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *ListSessionsRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+type ListSessionsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sessions      []*Session             `protobuf:"bytes,1,rep,name=sessions,proto3" json:"sessions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSessionsResponse) Reset() {
+	*x = ListSessionsResponse{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSessionsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSessionsResponse) ProtoMessage() {}
+
+func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
+func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *ListSessionsResponse) GetSessions() []*Session {
+	if x != nil {
+		return x.Sessions
+	}
+	return nil
+}
+
+type InterruptRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Session       string                 `protobuf:"bytes,2,opt,name=session,proto3" json:"session,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InterruptRequest) Reset() {
+	*x = InterruptRequest{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InterruptRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InterruptRequest) ProtoMessage() {}
+
+func (x *InterruptRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InterruptRequest.ProtoReflect.Descriptor instead.
+func (*InterruptRequest) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *InterruptRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *InterruptRequest) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+type InterruptResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whether something ran in the session's foreground.
+	WasRunning    bool `protobuf:"varint,1,opt,name=was_running,json=wasRunning,proto3" json:"was_running,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InterruptResponse) Reset() {
+	*x = InterruptResponse{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InterruptResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InterruptResponse) ProtoMessage() {}
+
+func (x *InterruptResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InterruptResponse.ProtoReflect.Descriptor instead.
+func (*InterruptResponse) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *InterruptResponse) GetWasRunning() bool {
+	if x != nil {
+		return x.WasRunning
+	}
+	return false
+}
+
 type CancelTurnRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
@@ -3566,7 +4197,7 @@ type CancelTurnRequest struct {
 
 func (x *CancelTurnRequest) Reset() {
 	*x = CancelTurnRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[38]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3578,7 +4209,7 @@ func (x *CancelTurnRequest) String() string {
 func (*CancelTurnRequest) ProtoMessage() {}
 
 func (x *CancelTurnRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[38]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3591,7 +4222,7 @@ func (x *CancelTurnRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelTurnRequest.ProtoReflect.Descriptor instead.
 func (*CancelTurnRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{38}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *CancelTurnRequest) GetSandboxId() string {
@@ -3610,7 +4241,7 @@ type CancelTurnResponse struct {
 
 func (x *CancelTurnResponse) Reset() {
 	*x = CancelTurnResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[39]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3622,7 +4253,7 @@ func (x *CancelTurnResponse) String() string {
 func (*CancelTurnResponse) ProtoMessage() {}
 
 func (x *CancelTurnResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[39]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3635,7 +4266,7 @@ func (x *CancelTurnResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelTurnResponse.ProtoReflect.Descriptor instead.
 func (*CancelTurnResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{39}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *CancelTurnResponse) GetWasRunning() bool {
@@ -3659,7 +4290,7 @@ type ReadFileRequest struct {
 
 func (x *ReadFileRequest) Reset() {
 	*x = ReadFileRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[40]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3671,7 +4302,7 @@ func (x *ReadFileRequest) String() string {
 func (*ReadFileRequest) ProtoMessage() {}
 
 func (x *ReadFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[40]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3684,7 +4315,7 @@ func (x *ReadFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFileRequest.ProtoReflect.Descriptor instead.
 func (*ReadFileRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{40}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ReadFileRequest) GetSandboxId() string {
@@ -3733,7 +4364,7 @@ type ReadFileResponse struct {
 
 func (x *ReadFileResponse) Reset() {
 	*x = ReadFileResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[41]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3745,7 +4376,7 @@ func (x *ReadFileResponse) String() string {
 func (*ReadFileResponse) ProtoMessage() {}
 
 func (x *ReadFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[41]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3758,7 +4389,7 @@ func (x *ReadFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFileResponse.ProtoReflect.Descriptor instead.
 func (*ReadFileResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{41}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ReadFileResponse) GetContent() []byte {
@@ -3799,7 +4430,7 @@ type WriteFileRequest struct {
 
 func (x *WriteFileRequest) Reset() {
 	*x = WriteFileRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[42]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3811,7 +4442,7 @@ func (x *WriteFileRequest) String() string {
 func (*WriteFileRequest) ProtoMessage() {}
 
 func (x *WriteFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[42]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3824,7 +4455,7 @@ func (x *WriteFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileRequest.ProtoReflect.Descriptor instead.
 func (*WriteFileRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{42}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *WriteFileRequest) GetSandboxId() string {
@@ -3886,7 +4517,7 @@ type WriteFileResponse struct {
 
 func (x *WriteFileResponse) Reset() {
 	*x = WriteFileResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[43]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3898,7 +4529,7 @@ func (x *WriteFileResponse) String() string {
 func (*WriteFileResponse) ProtoMessage() {}
 
 func (x *WriteFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[43]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3911,7 +4542,7 @@ func (x *WriteFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileResponse.ProtoReflect.Descriptor instead.
 func (*WriteFileResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{43}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *WriteFileResponse) GetResult() *TurnResult {
@@ -3934,7 +4565,7 @@ type UploadRequest struct {
 
 func (x *UploadRequest) Reset() {
 	*x = UploadRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[44]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3946,7 +4577,7 @@ func (x *UploadRequest) String() string {
 func (*UploadRequest) ProtoMessage() {}
 
 func (x *UploadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[44]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3959,7 +4590,7 @@ func (x *UploadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadRequest.ProtoReflect.Descriptor instead.
 func (*UploadRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{44}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *UploadRequest) GetPart() isUploadRequest_Part {
@@ -4016,7 +4647,7 @@ type UploadStart struct {
 
 func (x *UploadStart) Reset() {
 	*x = UploadStart{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[45]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4028,7 +4659,7 @@ func (x *UploadStart) String() string {
 func (*UploadStart) ProtoMessage() {}
 
 func (x *UploadStart) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[45]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4041,7 +4672,7 @@ func (x *UploadStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadStart.ProtoReflect.Descriptor instead.
 func (*UploadStart) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{45}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *UploadStart) GetSandboxId() string {
@@ -4083,7 +4714,7 @@ type UploadResponse struct {
 
 func (x *UploadResponse) Reset() {
 	*x = UploadResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[46]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4095,7 +4726,7 @@ func (x *UploadResponse) String() string {
 func (*UploadResponse) ProtoMessage() {}
 
 func (x *UploadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[46]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4108,7 +4739,7 @@ func (x *UploadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadResponse.ProtoReflect.Descriptor instead.
 func (*UploadResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{46}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *UploadResponse) GetResult() *TurnResult {
@@ -4143,7 +4774,7 @@ type DownloadRequest struct {
 
 func (x *DownloadRequest) Reset() {
 	*x = DownloadRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[47]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4155,7 +4786,7 @@ func (x *DownloadRequest) String() string {
 func (*DownloadRequest) ProtoMessage() {}
 
 func (x *DownloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[47]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4168,7 +4799,7 @@ func (x *DownloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownloadRequest.ProtoReflect.Descriptor instead.
 func (*DownloadRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{47}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *DownloadRequest) GetSandboxId() string {
@@ -4201,7 +4832,7 @@ type DownloadResponse struct {
 
 func (x *DownloadResponse) Reset() {
 	*x = DownloadResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[48]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4213,7 +4844,7 @@ func (x *DownloadResponse) String() string {
 func (*DownloadResponse) ProtoMessage() {}
 
 func (x *DownloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[48]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4226,7 +4857,7 @@ func (x *DownloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownloadResponse.ProtoReflect.Descriptor instead.
 func (*DownloadResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{48}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *DownloadResponse) GetChunk() []byte {
@@ -4257,7 +4888,7 @@ type ForkRequest struct {
 
 func (x *ForkRequest) Reset() {
 	*x = ForkRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[49]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4269,7 +4900,7 @@ func (x *ForkRequest) String() string {
 func (*ForkRequest) ProtoMessage() {}
 
 func (x *ForkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[49]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4282,7 +4913,7 @@ func (x *ForkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForkRequest.ProtoReflect.Descriptor instead.
 func (*ForkRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{49}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ForkRequest) GetWants() []*ForkRequest_Want {
@@ -4369,7 +5000,7 @@ type ForkResult struct {
 
 func (x *ForkResult) Reset() {
 	*x = ForkResult{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[50]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4381,7 +5012,7 @@ func (x *ForkResult) String() string {
 func (*ForkResult) ProtoMessage() {}
 
 func (x *ForkResult) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[50]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4394,7 +5025,7 @@ func (x *ForkResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForkResult.ProtoReflect.Descriptor instead.
 func (*ForkResult) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{50}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ForkResult) GetWant() int32 {
@@ -4483,7 +5114,7 @@ type ForkResults struct {
 
 func (x *ForkResults) Reset() {
 	*x = ForkResults{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[51]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4495,7 +5126,7 @@ func (x *ForkResults) String() string {
 func (*ForkResults) ProtoMessage() {}
 
 func (x *ForkResults) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[51]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4508,7 +5139,7 @@ func (x *ForkResults) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForkResults.ProtoReflect.Descriptor instead.
 func (*ForkResults) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{51}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ForkResults) GetResults() []*ForkResult {
@@ -4529,7 +5160,7 @@ type RollbackRequest struct {
 
 func (x *RollbackRequest) Reset() {
 	*x = RollbackRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[52]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4541,7 +5172,7 @@ func (x *RollbackRequest) String() string {
 func (*RollbackRequest) ProtoMessage() {}
 
 func (x *RollbackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[52]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4554,7 +5185,7 @@ func (x *RollbackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackRequest.ProtoReflect.Descriptor instead.
 func (*RollbackRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{52}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *RollbackRequest) GetSandboxId() string {
@@ -4588,7 +5219,7 @@ type RollbackResponse struct {
 
 func (x *RollbackResponse) Reset() {
 	*x = RollbackResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[53]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4600,7 +5231,7 @@ func (x *RollbackResponse) String() string {
 func (*RollbackResponse) ProtoMessage() {}
 
 func (x *RollbackResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[53]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4613,7 +5244,7 @@ func (x *RollbackResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackResponse.ProtoReflect.Descriptor instead.
 func (*RollbackResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{53}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *RollbackResponse) GetSandbox() *Sandbox {
@@ -4640,7 +5271,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[54]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4652,7 +5283,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[54]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4665,7 +5296,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{54}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ReleaseRequest) GetSandboxIds() []string {
@@ -4691,7 +5322,7 @@ type ReleaseResponse struct {
 
 func (x *ReleaseResponse) Reset() {
 	*x = ReleaseResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[55]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4703,7 +5334,7 @@ func (x *ReleaseResponse) String() string {
 func (*ReleaseResponse) ProtoMessage() {}
 
 func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[55]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4716,7 +5347,7 @@ func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{55}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ReleaseResponse) GetReleased() int64 {
@@ -4736,7 +5367,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[56]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4748,7 +5379,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[56]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4761,7 +5392,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{56}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *RenewRequest) GetSandboxIds() []string {
@@ -4787,7 +5418,7 @@ type RenewResponse struct {
 
 func (x *RenewResponse) Reset() {
 	*x = RenewResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[57]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4799,7 +5430,7 @@ func (x *RenewResponse) String() string {
 func (*RenewResponse) ProtoMessage() {}
 
 func (x *RenewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[57]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4812,7 +5443,7 @@ func (x *RenewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
 func (*RenewResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{57}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *RenewResponse) GetSandboxes() []*Sandbox {
@@ -4831,7 +5462,7 @@ type ListSandboxesRequest struct {
 
 func (x *ListSandboxesRequest) Reset() {
 	*x = ListSandboxesRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[58]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4843,7 +5474,7 @@ func (x *ListSandboxesRequest) String() string {
 func (*ListSandboxesRequest) ProtoMessage() {}
 
 func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[58]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4856,7 +5487,7 @@ func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesRequest.ProtoReflect.Descriptor instead.
 func (*ListSandboxesRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{58}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ListSandboxesRequest) GetTreeId() string {
@@ -4875,7 +5506,7 @@ type ListSandboxesResponse struct {
 
 func (x *ListSandboxesResponse) Reset() {
 	*x = ListSandboxesResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[59]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4887,7 +5518,7 @@ func (x *ListSandboxesResponse) String() string {
 func (*ListSandboxesResponse) ProtoMessage() {}
 
 func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[59]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4900,7 +5531,7 @@ func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesResponse.ProtoReflect.Descriptor instead.
 func (*ListSandboxesResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{59}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ListSandboxesResponse) GetSandboxes() []*Sandbox {
@@ -4919,7 +5550,7 @@ type WaitCapturedRequest struct {
 
 func (x *WaitCapturedRequest) Reset() {
 	*x = WaitCapturedRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[60]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4931,7 +5562,7 @@ func (x *WaitCapturedRequest) String() string {
 func (*WaitCapturedRequest) ProtoMessage() {}
 
 func (x *WaitCapturedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[60]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4944,7 +5575,7 @@ func (x *WaitCapturedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitCapturedRequest.ProtoReflect.Descriptor instead.
 func (*WaitCapturedRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{60}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *WaitCapturedRequest) GetNodeIds() []string {
@@ -4963,7 +5594,7 @@ type WaitCapturedResponse struct {
 
 func (x *WaitCapturedResponse) Reset() {
 	*x = WaitCapturedResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[61]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4975,7 +5606,7 @@ func (x *WaitCapturedResponse) String() string {
 func (*WaitCapturedResponse) ProtoMessage() {}
 
 func (x *WaitCapturedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[61]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4988,7 +5619,7 @@ func (x *WaitCapturedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitCapturedResponse.ProtoReflect.Descriptor instead.
 func (*WaitCapturedResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{61}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *WaitCapturedResponse) GetNodes() []*Node {
@@ -5009,7 +5640,7 @@ type EvaluateRequest struct {
 
 func (x *EvaluateRequest) Reset() {
 	*x = EvaluateRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[62]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5021,7 +5652,7 @@ func (x *EvaluateRequest) String() string {
 func (*EvaluateRequest) ProtoMessage() {}
 
 func (x *EvaluateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[62]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5034,7 +5665,7 @@ func (x *EvaluateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvaluateRequest.ProtoReflect.Descriptor instead.
 func (*EvaluateRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{62}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *EvaluateRequest) GetNodeId() string {
@@ -5086,7 +5717,7 @@ type Grader struct {
 
 func (x *Grader) Reset() {
 	*x = Grader{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[63]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5098,7 +5729,7 @@ func (x *Grader) String() string {
 func (*Grader) ProtoMessage() {}
 
 func (x *Grader) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[63]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5111,7 +5742,7 @@ func (x *Grader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grader.ProtoReflect.Descriptor instead.
 func (*Grader) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{63}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *Grader) GetStart() isGrader_Start {
@@ -5207,7 +5838,7 @@ type EvaluateResponse struct {
 
 func (x *EvaluateResponse) Reset() {
 	*x = EvaluateResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[64]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5219,7 +5850,7 @@ func (x *EvaluateResponse) String() string {
 func (*EvaluateResponse) ProtoMessage() {}
 
 func (x *EvaluateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[64]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5232,7 +5863,7 @@ func (x *EvaluateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvaluateResponse.ProtoReflect.Descriptor instead.
 func (*EvaluateResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{64}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *EvaluateResponse) GetRewards() map[string]float64 {
@@ -5286,7 +5917,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[65]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5298,7 +5929,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[65]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5311,7 +5942,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{65}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *GetNodeRequest) GetNodeId() string {
@@ -5340,7 +5971,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[66]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5352,7 +5983,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[66]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5365,7 +5996,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{66}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ListNodesRequest) GetTreeId() string {
@@ -5435,7 +6066,7 @@ type WatchTreeRequest struct {
 
 func (x *WatchTreeRequest) Reset() {
 	*x = WatchTreeRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[67]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5447,7 +6078,7 @@ func (x *WatchTreeRequest) String() string {
 func (*WatchTreeRequest) ProtoMessage() {}
 
 func (x *WatchTreeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[67]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5460,7 +6091,7 @@ func (x *WatchTreeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchTreeRequest.ProtoReflect.Descriptor instead.
 func (*WatchTreeRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{67}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *WatchTreeRequest) GetTreeId() string {
@@ -5492,7 +6123,7 @@ type TreeEvent struct {
 
 func (x *TreeEvent) Reset() {
 	*x = TreeEvent{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[68]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5504,7 +6135,7 @@ func (x *TreeEvent) String() string {
 func (*TreeEvent) ProtoMessage() {}
 
 func (x *TreeEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[68]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5517,7 +6148,7 @@ func (x *TreeEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TreeEvent.ProtoReflect.Descriptor instead.
 func (*TreeEvent) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{68}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *TreeEvent) GetIndex() uint64 {
@@ -5600,7 +6231,7 @@ type NodeAnnotation struct {
 
 func (x *NodeAnnotation) Reset() {
 	*x = NodeAnnotation{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[69]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5612,7 +6243,7 @@ func (x *NodeAnnotation) String() string {
 func (*NodeAnnotation) ProtoMessage() {}
 
 func (x *NodeAnnotation) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[69]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5625,7 +6256,7 @@ func (x *NodeAnnotation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeAnnotation.ProtoReflect.Descriptor instead.
 func (*NodeAnnotation) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{69}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *NodeAnnotation) GetNodeId() string {
@@ -5687,7 +6318,7 @@ type AnnotateRequest struct {
 
 func (x *AnnotateRequest) Reset() {
 	*x = AnnotateRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[70]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5699,7 +6330,7 @@ func (x *AnnotateRequest) String() string {
 func (*AnnotateRequest) ProtoMessage() {}
 
 func (x *AnnotateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[70]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5712,7 +6343,7 @@ func (x *AnnotateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AnnotateRequest.ProtoReflect.Descriptor instead.
 func (*AnnotateRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{70}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *AnnotateRequest) GetAnnotations() []*NodeAnnotation {
@@ -5738,7 +6369,7 @@ type AnnotateResponse struct {
 
 func (x *AnnotateResponse) Reset() {
 	*x = AnnotateResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[71]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5750,7 +6381,7 @@ func (x *AnnotateResponse) String() string {
 func (*AnnotateResponse) ProtoMessage() {}
 
 func (x *AnnotateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[71]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5763,7 +6394,7 @@ func (x *AnnotateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AnnotateResponse.ProtoReflect.Descriptor instead.
 func (*AnnotateResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{71}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *AnnotateResponse) GetIndex() uint64 {
@@ -5785,7 +6416,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[72]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5797,7 +6428,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[72]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5810,7 +6441,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{72}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *BackupRequest) GetItems() []*BackupRequest_Item {
@@ -5851,7 +6482,7 @@ type BackupResponse struct {
 
 func (x *BackupResponse) Reset() {
 	*x = BackupResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[73]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5863,7 +6494,7 @@ func (x *BackupResponse) String() string {
 func (*BackupResponse) ProtoMessage() {}
 
 func (x *BackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[73]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5876,7 +6507,7 @@ func (x *BackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
 func (*BackupResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{73}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *BackupResponse) GetIndex() uint64 {
@@ -5902,7 +6533,7 @@ type GetPayloadRequest struct {
 
 func (x *GetPayloadRequest) Reset() {
 	*x = GetPayloadRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[74]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5914,7 +6545,7 @@ func (x *GetPayloadRequest) String() string {
 func (*GetPayloadRequest) ProtoMessage() {}
 
 func (x *GetPayloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[74]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5927,7 +6558,7 @@ func (x *GetPayloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPayloadRequest.ProtoReflect.Descriptor instead.
 func (*GetPayloadRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{74}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *GetPayloadRequest) GetNodeId() string {
@@ -5947,7 +6578,7 @@ type GetPayloadResponse struct {
 
 func (x *GetPayloadResponse) Reset() {
 	*x = GetPayloadResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[75]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5959,7 +6590,7 @@ func (x *GetPayloadResponse) String() string {
 func (*GetPayloadResponse) ProtoMessage() {}
 
 func (x *GetPayloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[75]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5972,7 +6603,7 @@ func (x *GetPayloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPayloadResponse.ProtoReflect.Descriptor instead.
 func (*GetPayloadResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{75}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *GetPayloadResponse) GetPayload() []byte {
@@ -6003,7 +6634,7 @@ type PruneRequest struct {
 
 func (x *PruneRequest) Reset() {
 	*x = PruneRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[76]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6015,7 +6646,7 @@ func (x *PruneRequest) String() string {
 func (*PruneRequest) ProtoMessage() {}
 
 func (x *PruneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[76]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6028,7 +6659,7 @@ func (x *PruneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneRequest.ProtoReflect.Descriptor instead.
 func (*PruneRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{76}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *PruneRequest) GetNodeId() string {
@@ -6070,7 +6701,7 @@ type PruneResponse struct {
 
 func (x *PruneResponse) Reset() {
 	*x = PruneResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[77]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6082,7 +6713,7 @@ func (x *PruneResponse) String() string {
 func (*PruneResponse) ProtoMessage() {}
 
 func (x *PruneResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[77]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6095,7 +6726,7 @@ func (x *PruneResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneResponse.ProtoReflect.Descriptor instead.
 func (*PruneResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{77}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *PruneResponse) GetNodes() int64 {
@@ -6128,7 +6759,7 @@ type PinRequest struct {
 
 func (x *PinRequest) Reset() {
 	*x = PinRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[78]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6140,7 +6771,7 @@ func (x *PinRequest) String() string {
 func (*PinRequest) ProtoMessage() {}
 
 func (x *PinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[78]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6153,7 +6784,7 @@ func (x *PinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinRequest.ProtoReflect.Descriptor instead.
 func (*PinRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{78}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *PinRequest) GetNodeIds() []string {
@@ -6171,7 +6802,7 @@ type PinResponse struct {
 
 func (x *PinResponse) Reset() {
 	*x = PinResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[79]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6183,7 +6814,7 @@ func (x *PinResponse) String() string {
 func (*PinResponse) ProtoMessage() {}
 
 func (x *PinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[79]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6196,7 +6827,7 @@ func (x *PinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinResponse.ProtoReflect.Descriptor instead.
 func (*PinResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{79}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{88}
 }
 
 type UnpinRequest struct {
@@ -6208,7 +6839,7 @@ type UnpinRequest struct {
 
 func (x *UnpinRequest) Reset() {
 	*x = UnpinRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[80]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6220,7 +6851,7 @@ func (x *UnpinRequest) String() string {
 func (*UnpinRequest) ProtoMessage() {}
 
 func (x *UnpinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[80]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6233,7 +6864,7 @@ func (x *UnpinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinRequest.ProtoReflect.Descriptor instead.
 func (*UnpinRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{80}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *UnpinRequest) GetNodeIds() []string {
@@ -6251,7 +6882,7 @@ type UnpinResponse struct {
 
 func (x *UnpinResponse) Reset() {
 	*x = UnpinResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[81]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6263,7 +6894,7 @@ func (x *UnpinResponse) String() string {
 func (*UnpinResponse) ProtoMessage() {}
 
 func (x *UnpinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[81]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6276,7 +6907,7 @@ func (x *UnpinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinResponse.ProtoReflect.Descriptor instead.
 func (*UnpinResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{81}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{90}
 }
 
 type ExportTreeRequest struct {
@@ -6290,7 +6921,7 @@ type ExportTreeRequest struct {
 
 func (x *ExportTreeRequest) Reset() {
 	*x = ExportTreeRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[82]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6302,7 +6933,7 @@ func (x *ExportTreeRequest) String() string {
 func (*ExportTreeRequest) ProtoMessage() {}
 
 func (x *ExportTreeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[82]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6315,7 +6946,7 @@ func (x *ExportTreeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportTreeRequest.ProtoReflect.Descriptor instead.
 func (*ExportTreeRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{82}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ExportTreeRequest) GetTreeId() string {
@@ -6341,7 +6972,7 @@ type ExportTreeChunk struct {
 
 func (x *ExportTreeChunk) Reset() {
 	*x = ExportTreeChunk{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[83]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6353,7 +6984,7 @@ func (x *ExportTreeChunk) String() string {
 func (*ExportTreeChunk) ProtoMessage() {}
 
 func (x *ExportTreeChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[83]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6366,7 +6997,7 @@ func (x *ExportTreeChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportTreeChunk.ProtoReflect.Descriptor instead.
 func (*ExportTreeChunk) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{83}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ExportTreeChunk) GetData() []byte {
@@ -6389,7 +7020,7 @@ type ImportTreeRequest struct {
 
 func (x *ImportTreeRequest) Reset() {
 	*x = ImportTreeRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[84]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6401,7 +7032,7 @@ func (x *ImportTreeRequest) String() string {
 func (*ImportTreeRequest) ProtoMessage() {}
 
 func (x *ImportTreeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[84]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6414,7 +7045,7 @@ func (x *ImportTreeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTreeRequest.ProtoReflect.Descriptor instead.
 func (*ImportTreeRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{84}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *ImportTreeRequest) GetPart() isImportTreeRequest_Part {
@@ -6469,7 +7100,7 @@ type ImportTreeStart struct {
 
 func (x *ImportTreeStart) Reset() {
 	*x = ImportTreeStart{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[85]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6481,7 +7112,7 @@ func (x *ImportTreeStart) String() string {
 func (*ImportTreeStart) ProtoMessage() {}
 
 func (x *ImportTreeStart) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[85]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6494,7 +7125,7 @@ func (x *ImportTreeStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTreeStart.ProtoReflect.Descriptor instead.
 func (*ImportTreeStart) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{85}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ImportTreeStart) GetNewIds() bool {
@@ -6524,7 +7155,7 @@ type ImportTreeResponse struct {
 
 func (x *ImportTreeResponse) Reset() {
 	*x = ImportTreeResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[86]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6536,7 +7167,7 @@ func (x *ImportTreeResponse) String() string {
 func (*ImportTreeResponse) ProtoMessage() {}
 
 func (x *ImportTreeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[86]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6549,7 +7180,7 @@ func (x *ImportTreeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTreeResponse.ProtoReflect.Descriptor instead.
 func (*ImportTreeResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{86}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ImportTreeResponse) GetTree() *Tree {
@@ -6600,7 +7231,7 @@ type ArchiveHeader struct {
 
 func (x *ArchiveHeader) Reset() {
 	*x = ArchiveHeader{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[87]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6612,7 +7243,7 @@ func (x *ArchiveHeader) String() string {
 func (*ArchiveHeader) ProtoMessage() {}
 
 func (x *ArchiveHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[87]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6625,7 +7256,7 @@ func (x *ArchiveHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveHeader.ProtoReflect.Descriptor instead.
 func (*ArchiveHeader) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{87}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *ArchiveHeader) GetFormat() int32 {
@@ -6714,7 +7345,7 @@ type ArchiveProcess struct {
 
 func (x *ArchiveProcess) Reset() {
 	*x = ArchiveProcess{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[88]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6726,7 +7357,7 @@ func (x *ArchiveProcess) String() string {
 func (*ArchiveProcess) ProtoMessage() {}
 
 func (x *ArchiveProcess) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[88]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6739,7 +7370,7 @@ func (x *ArchiveProcess) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveProcess.ProtoReflect.Descriptor instead.
 func (*ArchiveProcess) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{88}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *ArchiveProcess) GetId() string {
@@ -6801,7 +7432,7 @@ type ArchiveNode struct {
 
 func (x *ArchiveNode) Reset() {
 	*x = ArchiveNode{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[89]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6813,7 +7444,7 @@ func (x *ArchiveNode) String() string {
 func (*ArchiveNode) ProtoMessage() {}
 
 func (x *ArchiveNode) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[89]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6826,7 +7457,7 @@ func (x *ArchiveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveNode.ProtoReflect.Descriptor instead.
 func (*ArchiveNode) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{89}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *ArchiveNode) GetNode() *Node {
@@ -6862,7 +7493,7 @@ type ArchiveCheckpoint struct {
 
 func (x *ArchiveCheckpoint) Reset() {
 	*x = ArchiveCheckpoint{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[90]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6874,7 +7505,7 @@ func (x *ArchiveCheckpoint) String() string {
 func (*ArchiveCheckpoint) ProtoMessage() {}
 
 func (x *ArchiveCheckpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[90]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6887,7 +7518,7 @@ func (x *ArchiveCheckpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveCheckpoint.ProtoReflect.Descriptor instead.
 func (*ArchiveCheckpoint) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{90}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *ArchiveCheckpoint) GetId() string {
@@ -6982,7 +7613,7 @@ type ArchiveEntry struct {
 
 func (x *ArchiveEntry) Reset() {
 	*x = ArchiveEntry{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[91]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6994,7 +7625,7 @@ func (x *ArchiveEntry) String() string {
 func (*ArchiveEntry) ProtoMessage() {}
 
 func (x *ArchiveEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[91]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7007,7 +7638,7 @@ func (x *ArchiveEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveEntry.ProtoReflect.Descriptor instead.
 func (*ArchiveEntry) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{91}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *ArchiveEntry) GetPath() []byte {
@@ -7113,7 +7744,7 @@ type ArchiveFile struct {
 
 func (x *ArchiveFile) Reset() {
 	*x = ArchiveFile{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[92]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7125,7 +7756,7 @@ func (x *ArchiveFile) String() string {
 func (*ArchiveFile) ProtoMessage() {}
 
 func (x *ArchiveFile) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[92]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7138,7 +7769,7 @@ func (x *ArchiveFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveFile.ProtoReflect.Descriptor instead.
 func (*ArchiveFile) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{92}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ArchiveFile) GetProcessId() string {
@@ -7173,7 +7804,7 @@ type ArchiveData struct {
 
 func (x *ArchiveData) Reset() {
 	*x = ArchiveData{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[93]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7185,7 +7816,7 @@ func (x *ArchiveData) String() string {
 func (*ArchiveData) ProtoMessage() {}
 
 func (x *ArchiveData) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[93]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7198,7 +7829,7 @@ func (x *ArchiveData) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveData.ProtoReflect.Descriptor instead.
 func (*ArchiveData) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{93}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ArchiveData) GetOffset() int64 {
@@ -7225,7 +7856,7 @@ type ArchiveEnd struct {
 
 func (x *ArchiveEnd) Reset() {
 	*x = ArchiveEnd{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[94]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7237,7 +7868,7 @@ func (x *ArchiveEnd) String() string {
 func (*ArchiveEnd) ProtoMessage() {}
 
 func (x *ArchiveEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[94]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7250,7 +7881,7 @@ func (x *ArchiveEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveEnd.ProtoReflect.Descriptor instead.
 func (*ArchiveEnd) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{94}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *ArchiveEnd) GetSha256() []byte {
@@ -7272,7 +7903,7 @@ type ExportStatsRequest struct {
 
 func (x *ExportStatsRequest) Reset() {
 	*x = ExportStatsRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[95]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7284,7 +7915,7 @@ func (x *ExportStatsRequest) String() string {
 func (*ExportStatsRequest) ProtoMessage() {}
 
 func (x *ExportStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[95]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7297,7 +7928,7 @@ func (x *ExportStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportStatsRequest.ProtoReflect.Descriptor instead.
 func (*ExportStatsRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{95}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *ExportStatsRequest) GetTable() string {
@@ -7323,7 +7954,7 @@ type ExportStatsChunk struct {
 
 func (x *ExportStatsChunk) Reset() {
 	*x = ExportStatsChunk{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[96]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7335,7 +7966,7 @@ func (x *ExportStatsChunk) String() string {
 func (*ExportStatsChunk) ProtoMessage() {}
 
 func (x *ExportStatsChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[96]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7348,7 +7979,7 @@ func (x *ExportStatsChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportStatsChunk.ProtoReflect.Descriptor instead.
 func (*ExportStatsChunk) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{96}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *ExportStatsChunk) GetData() []byte {
@@ -7366,7 +7997,7 @@ type ListTablesRequest struct {
 
 func (x *ListTablesRequest) Reset() {
 	*x = ListTablesRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[97]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7378,7 +8009,7 @@ func (x *ListTablesRequest) String() string {
 func (*ListTablesRequest) ProtoMessage() {}
 
 func (x *ListTablesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[97]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7391,7 +8022,7 @@ func (x *ListTablesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTablesRequest.ProtoReflect.Descriptor instead.
 func (*ListTablesRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{97}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{106}
 }
 
 type Table struct {
@@ -7406,7 +8037,7 @@ type Table struct {
 
 func (x *Table) Reset() {
 	*x = Table{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[98]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7418,7 +8049,7 @@ func (x *Table) String() string {
 func (*Table) ProtoMessage() {}
 
 func (x *Table) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[98]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7431,7 +8062,7 @@ func (x *Table) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Table.ProtoReflect.Descriptor instead.
 func (*Table) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{98}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *Table) GetName() string {
@@ -7473,7 +8104,7 @@ type Column struct {
 
 func (x *Column) Reset() {
 	*x = Column{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[99]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7485,7 +8116,7 @@ func (x *Column) String() string {
 func (*Column) ProtoMessage() {}
 
 func (x *Column) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[99]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7498,7 +8129,7 @@ func (x *Column) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Column.ProtoReflect.Descriptor instead.
 func (*Column) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{99}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *Column) GetName() string {
@@ -7531,7 +8162,7 @@ type ListTablesResponse struct {
 
 func (x *ListTablesResponse) Reset() {
 	*x = ListTablesResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[100]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7543,7 +8174,7 @@ func (x *ListTablesResponse) String() string {
 func (*ListTablesResponse) ProtoMessage() {}
 
 func (x *ListTablesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[100]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7556,7 +8187,7 @@ func (x *ListTablesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTablesResponse.ProtoReflect.Descriptor instead.
 func (*ListTablesResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{100}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *ListTablesResponse) GetTables() []*Table {
@@ -7583,7 +8214,7 @@ type ForkRequest_Want struct {
 
 func (x *ForkRequest_Want) Reset() {
 	*x = ForkRequest_Want{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[111]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7595,7 +8226,7 @@ func (x *ForkRequest_Want) String() string {
 func (*ForkRequest_Want) ProtoMessage() {}
 
 func (x *ForkRequest_Want) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[111]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7608,7 +8239,7 @@ func (x *ForkRequest_Want) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForkRequest_Want.ProtoReflect.Descriptor instead.
 func (*ForkRequest_Want) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{49, 0}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{58, 0}
 }
 
 func (x *ForkRequest_Want) GetFrom() isForkRequest_Want_From {
@@ -7669,7 +8300,7 @@ type BackupRequest_Item struct {
 
 func (x *BackupRequest_Item) Reset() {
 	*x = BackupRequest_Item{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[117]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7681,7 +8312,7 @@ func (x *BackupRequest_Item) String() string {
 func (*BackupRequest_Item) ProtoMessage() {}
 
 func (x *BackupRequest_Item) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[117]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7694,7 +8325,7 @@ func (x *BackupRequest_Item) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest_Item.ProtoReflect.Descriptor instead.
 func (*BackupRequest_Item) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{72, 0}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{81, 0}
 }
 
 func (x *BackupRequest_Item) GetNodeId() string {
@@ -7721,7 +8352,7 @@ type ArchiveEntry_Attribute struct {
 
 func (x *ArchiveEntry_Attribute) Reset() {
 	*x = ArchiveEntry_Attribute{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[118]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7733,7 +8364,7 @@ func (x *ArchiveEntry_Attribute) String() string {
 func (*ArchiveEntry_Attribute) ProtoMessage() {}
 
 func (x *ArchiveEntry_Attribute) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[118]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7746,7 +8377,7 @@ func (x *ArchiveEntry_Attribute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveEntry_Attribute.ProtoReflect.Descriptor instead.
 func (*ArchiveEntry_Attribute) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{91, 0}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{100, 0}
 }
 
 func (x *ArchiveEntry_Attribute) GetName() string {
@@ -7781,11 +8412,11 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x12ORIGIN_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rORIGIN_CLIENT\x10\x01\x12\x19\n" +
 	"\x15ORIGIN_INFRASTRUCTURE\x10\x02\x12\x10\n" +
-	"\fORIGIN_AGENT\x10\x03\"\xb8\x02\n" +
+	"\fORIGIN_AGENT\x10\x03\"\xcd\x02\n" +
 	"\x06Effect\x12+\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x17.boxwood.v1.Effect.KindR\x04kind\x12\x18\n" +
 	"\asubject\x18\x02 \x01(\fR\asubject\x12\x16\n" +
-	"\x06detail\x18\x03 \x01(\tR\x06detail\"\xce\x01\n" +
+	"\x06detail\x18\x03 \x01(\tR\x06detail\"\xe3\x01\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fFILE_CREATED\x10\x01\x12\x10\n" +
@@ -7798,7 +8429,8 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\rKERNEL_OBJECT\x10\b\x12\f\n" +
 	"\bEXTERNAL\x10\t\x12\v\n" +
 	"\aUNKNOWN\x10\n" +
-	"\"\xa7\x02\n" +
+	"\x12\x13\n" +
+	"\x0fPROCESS_CHANGED\x10\v\"\xa7\x02\n" +
 	"\vObservation\x12\x16\n" +
 	"\x06stdout\x18\x01 \x01(\fR\x06stdout\x12\x16\n" +
 	"\x06stderr\x18\x02 \x01(\fR\x06stderr\x12%\n" +
@@ -8002,7 +8634,7 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\";\n" +
 	"\x11ListTreesResponse\x12&\n" +
-	"\x05trees\x18\x01 \x03(\v2\x10.boxwood.v1.TreeR\x05trees\"\x9b\x02\n" +
+	"\x05trees\x18\x01 \x03(\v2\x10.boxwood.v1.TreeR\x05trees\"\xb5\x02\n" +
 	"\aCommand\x12\x12\n" +
 	"\x04argv\x18\x01 \x03(\fR\x04argv\x12\x14\n" +
 	"\x05shell\x18\x02 \x01(\fR\x05shell\x12\x10\n" +
@@ -8012,7 +8644,8 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x05stdin\x18\x06 \x01(\fR\x05stdin\x12\x1f\n" +
 	"\vdeadline_ns\x18\a \x01(\x03R\n" +
 	"deadlineNs\x12!\n" +
-	"\foutput_limit\x18\b \x01(\x03R\voutputLimit\x1a6\n" +
+	"\foutput_limit\x18\b \x01(\x03R\voutputLimit\x12\x18\n" +
+	"\asession\x18\t \x01(\tR\asession\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x98\x02\n" +
@@ -8039,14 +8672,15 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x06stderr\x18\x02 \x01(\fH\x00R\x06stderr\x125\n" +
 	"\acommand\x18\x03 \x01(\v2\x19.boxwood.v1.CommandResultH\x00R\acommand\x120\n" +
 	"\x06result\x18\x04 \x01(\v2\x16.boxwood.v1.TurnResultH\x00R\x06resultB\a\n" +
-	"\x05event\"\xb3\x01\n" +
+	"\x05event\"\xd8\x01\n" +
 	"\rCommandResult\x129\n" +
 	"\vobservation\x18\x01 \x01(\v2\x17.boxwood.v1.ObservationR\vobservation\x12.\n" +
 	"\x06status\x18\x02 \x01(\x0e2\x16.boxwood.v1.TurnStatusR\x06status\x12\x17\n" +
 	"\awall_ns\x18\x03 \x01(\x03R\x06wallNs\x12\x1e\n" +
 	"\n" +
 	"unstreamed\x18\x04 \x01(\x03R\n" +
-	"unstreamed\"\xc6\x01\n" +
+	"unstreamed\x12#\n" +
+	"\rsession_ended\x18\x05 \x01(\bR\fsessionEnded\"\xc6\x01\n" +
 	"\aTimings\x12&\n" +
 	"\x0fcapture_wait_ns\x18\x01 \x01(\x03R\rcaptureWaitNs\x12\x1d\n" +
 	"\n" +
@@ -8056,7 +8690,7 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\trecord_ns\x18\x04 \x01(\x03R\brecordNs\x12\x19\n" +
 	"\btotal_ns\x18\x05 \x01(\x03R\atotalNs\x12\x1d\n" +
 	"\n" +
-	"capture_ns\x18\x06 \x01(\x03R\tcaptureNs\"\xa4\x01\n" +
+	"capture_ns\x18\x06 \x01(\x03R\tcaptureNs\"\xc9\x01\n" +
 	"\n" +
 	"TurnResult\x12$\n" +
 	"\x04node\x18\x01 \x01(\v2\x10.boxwood.v1.NodeR\x04node\x12-\n" +
@@ -8064,7 +8698,8 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\fsandbox_lost\x18\x03 \x01(\bR\vsandboxLost\x12\x1e\n" +
 	"\n" +
 	"unstreamed\x18\x04 \x01(\x03R\n" +
-	"unstreamed\"\x9d\x01\n" +
+	"unstreamed\x12#\n" +
+	"\rsession_ended\x18\x05 \x01(\bR\fsessionEnded\"\x9d\x01\n" +
 	"\x10BeginTurnRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1f\n" +
@@ -8084,7 +8719,52 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\aturn_id\x18\x01 \x01(\tR\x06turnId\x12)\n" +
 	"\x04node\x18\x02 \x01(\v2\x15.boxwood.v1.NodeInputR\x04node\x12!\n" +
 	"\x03ack\x18\x03 \x01(\x0e2\x0f.boxwood.v1.AckR\x03ack\x12'\n" +
-	"\x0fidempotency_key\x18\x04 \x01(\tR\x0eidempotencyKey\"2\n" +
+	"\x0fidempotency_key\x18\x04 \x01(\tR\x0eidempotencyKey\"n\n" +
+	"\aSession\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12+\n" +
+	"\x04kind\x18\x02 \x01(\x0e2\x17.boxwood.v1.SessionKindR\x04kind\x12\x10\n" +
+	"\x03tty\x18\x03 \x01(\bR\x03tty\x12\x10\n" +
+	"\x03pid\x18\x04 \x01(\x05R\x03pid\"\x89\x03\n" +
+	"\x12OpenSessionRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12+\n" +
+	"\x04kind\x18\x03 \x01(\x0e2\x17.boxwood.v1.SessionKindR\x04kind\x12\x10\n" +
+	"\x03tty\x18\x04 \x01(\bR\x03tty\x12\x12\n" +
+	"\x04rows\x18\x05 \x01(\x05R\x04rows\x12\x12\n" +
+	"\x04cols\x18\x06 \x01(\x05R\x04cols\x12\x10\n" +
+	"\x03cwd\x18\a \x01(\tR\x03cwd\x12\x12\n" +
+	"\x04user\x18\b \x01(\tR\x04user\x129\n" +
+	"\x03env\x18\t \x03(\v2'.boxwood.v1.OpenSessionRequest.EnvEntryR\x03env\x12\x17\n" +
+	"\aturn_id\x18\n" +
+	" \x01(\tR\x06turnId\x12'\n" +
+	"\x0fidempotency_key\x18\v \x01(\tR\x0eidempotencyKey\x1a6\n" +
+	"\bEnvEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"t\n" +
+	"\x13OpenSessionResponse\x12-\n" +
+	"\asession\x18\x01 \x01(\v2\x13.boxwood.v1.SessionR\asession\x12.\n" +
+	"\x06result\x18\x02 \x01(\v2\x16.boxwood.v1.TurnResultR\x06result\"\x8a\x01\n" +
+	"\x13CloseSessionRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x17\n" +
+	"\aturn_id\x18\x03 \x01(\tR\x06turnId\x12'\n" +
+	"\x0fidempotency_key\x18\x04 \x01(\tR\x0eidempotencyKey\"F\n" +
+	"\x14CloseSessionResponse\x12.\n" +
+	"\x06result\x18\x01 \x01(\v2\x16.boxwood.v1.TurnResultR\x06result\"4\n" +
+	"\x13ListSessionsRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"G\n" +
+	"\x14ListSessionsResponse\x12/\n" +
+	"\bsessions\x18\x01 \x03(\v2\x13.boxwood.v1.SessionR\bsessions\"K\n" +
+	"\x10InterruptRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x18\n" +
+	"\asession\x18\x02 \x01(\tR\asession\"4\n" +
+	"\x11InterruptResponse\x12\x1f\n" +
+	"\vwas_running\x18\x01 \x01(\bR\n" +
+	"wasRunning\"2\n" +
 	"\x11CancelTurnRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"5\n" +
@@ -8431,7 +9111,10 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x10TURN_STATUS_LOST\x10\x04*)\n" +
 	"\x03Ack\x12\x10\n" +
 	"\fACK_RECORDED\x10\x00\x12\x10\n" +
-	"\fACK_CAPTURED\x10\x012\xf7\x13\n" +
+	"\fACK_CAPTURED\x10\x01*B\n" +
+	"\vSessionKind\x12\x1c\n" +
+	"\x18SESSION_KIND_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11SESSION_KIND_BASH\x10\x012\xb7\x16\n" +
 	"\aBoxwood\x12B\n" +
 	"\aGetInfo\x12\x1a.boxwood.v1.GetInfoRequest\x1a\x1b.boxwood.v1.GetInfoResponse\x12M\n" +
 	"\vImportImage\x12\x1e.boxwood.v1.ImportImageRequest\x1a\x1c.boxwood.v1.ImportImageEvent0\x01\x12K\n" +
@@ -8445,7 +9128,11 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\aRunTurn\x12\x1a.boxwood.v1.RunTurnRequest\x1a\x15.boxwood.v1.TurnEvent0\x01\x12H\n" +
 	"\tBeginTurn\x12\x1c.boxwood.v1.BeginTurnRequest\x1a\x1d.boxwood.v1.BeginTurnResponse\x128\n" +
 	"\x04Exec\x12\x17.boxwood.v1.ExecRequest\x1a\x15.boxwood.v1.TurnEvent0\x01\x12=\n" +
-	"\aEndTurn\x12\x1a.boxwood.v1.EndTurnRequest\x1a\x16.boxwood.v1.TurnResult\x12K\n" +
+	"\aEndTurn\x12\x1a.boxwood.v1.EndTurnRequest\x1a\x16.boxwood.v1.TurnResult\x12N\n" +
+	"\vOpenSession\x12\x1e.boxwood.v1.OpenSessionRequest\x1a\x1f.boxwood.v1.OpenSessionResponse\x12Q\n" +
+	"\fCloseSession\x12\x1f.boxwood.v1.CloseSessionRequest\x1a .boxwood.v1.CloseSessionResponse\x12Q\n" +
+	"\fListSessions\x12\x1f.boxwood.v1.ListSessionsRequest\x1a .boxwood.v1.ListSessionsResponse\x12H\n" +
+	"\tInterrupt\x12\x1c.boxwood.v1.InterruptRequest\x1a\x1d.boxwood.v1.InterruptResponse\x12K\n" +
 	"\n" +
 	"CancelTurn\x12\x1d.boxwood.v1.CancelTurnRequest\x1a\x1e.boxwood.v1.CancelTurnResponse\x12E\n" +
 	"\bReadFile\x12\x1b.boxwood.v1.ReadFileRequest\x1a\x1c.boxwood.v1.ReadFileResponse\x12H\n" +
@@ -8489,301 +9176,327 @@ func file_boxwood_v1_boxwood_proto_rawDescGZIP() []byte {
 	return file_boxwood_v1_boxwood_proto_rawDescData
 }
 
-var file_boxwood_v1_boxwood_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_boxwood_v1_boxwood_proto_msgTypes = make([]protoimpl.MessageInfo, 119)
+var file_boxwood_v1_boxwood_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
+var file_boxwood_v1_boxwood_proto_msgTypes = make([]protoimpl.MessageInfo, 129)
 var file_boxwood_v1_boxwood_proto_goTypes = []any{
 	(Verdict)(0),                   // 0: boxwood.v1.Verdict
 	(CaptureStatus)(0),             // 1: boxwood.v1.CaptureStatus
 	(ProcessKind)(0),               // 2: boxwood.v1.ProcessKind
 	(TurnStatus)(0),                // 3: boxwood.v1.TurnStatus
 	(Ack)(0),                       // 4: boxwood.v1.Ack
-	(Error_Origin)(0),              // 5: boxwood.v1.Error.Origin
-	(Effect_Kind)(0),               // 6: boxwood.v1.Effect.Kind
-	(Capability_State)(0),          // 7: boxwood.v1.Capability.State
-	(BackupRequest_Rule)(0),        // 8: boxwood.v1.BackupRequest.Rule
-	(*Error)(nil),                  // 9: boxwood.v1.Error
-	(*Effect)(nil),                 // 10: boxwood.v1.Effect
-	(*Observation)(nil),            // 11: boxwood.v1.Observation
-	(*Action)(nil),                 // 12: boxwood.v1.Action
-	(*Node)(nil),                   // 13: boxwood.v1.Node
-	(*Limits)(nil),                 // 14: boxwood.v1.Limits
-	(*Sandbox)(nil),                // 15: boxwood.v1.Sandbox
-	(*Tree)(nil),                   // 16: boxwood.v1.Tree
-	(*Image)(nil),                  // 17: boxwood.v1.Image
-	(*GetInfoRequest)(nil),         // 18: boxwood.v1.GetInfoRequest
-	(*Capability)(nil),             // 19: boxwood.v1.Capability
-	(*GetInfoResponse)(nil),        // 20: boxwood.v1.GetInfoResponse
-	(*ImportImageRequest)(nil),     // 21: boxwood.v1.ImportImageRequest
-	(*ImportImageEvent)(nil),       // 22: boxwood.v1.ImportImageEvent
-	(*ListImagesRequest)(nil),      // 23: boxwood.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),     // 24: boxwood.v1.ListImagesResponse
-	(*RemoveImageRequest)(nil),     // 25: boxwood.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),    // 26: boxwood.v1.RemoveImageResponse
-	(*SetupStep)(nil),              // 27: boxwood.v1.SetupStep
-	(*FileToWrite)(nil),            // 28: boxwood.v1.FileToWrite
-	(*Defaults)(nil),               // 29: boxwood.v1.Defaults
-	(*CreateTreeRequest)(nil),      // 30: boxwood.v1.CreateTreeRequest
-	(*CreateTreeResponse)(nil),     // 31: boxwood.v1.CreateTreeResponse
-	(*CloseTreeRequest)(nil),       // 32: boxwood.v1.CloseTreeRequest
-	(*CloseTreeResponse)(nil),      // 33: boxwood.v1.CloseTreeResponse
-	(*ListTreesRequest)(nil),       // 34: boxwood.v1.ListTreesRequest
-	(*ListTreesResponse)(nil),      // 35: boxwood.v1.ListTreesResponse
-	(*Command)(nil),                // 36: boxwood.v1.Command
-	(*RunTurnRequest)(nil),         // 37: boxwood.v1.RunTurnRequest
-	(*NodeInput)(nil),              // 38: boxwood.v1.NodeInput
-	(*TurnEvent)(nil),              // 39: boxwood.v1.TurnEvent
-	(*CommandResult)(nil),          // 40: boxwood.v1.CommandResult
-	(*Timings)(nil),                // 41: boxwood.v1.Timings
-	(*TurnResult)(nil),             // 42: boxwood.v1.TurnResult
-	(*BeginTurnRequest)(nil),       // 43: boxwood.v1.BeginTurnRequest
-	(*BeginTurnResponse)(nil),      // 44: boxwood.v1.BeginTurnResponse
-	(*ExecRequest)(nil),            // 45: boxwood.v1.ExecRequest
-	(*EndTurnRequest)(nil),         // 46: boxwood.v1.EndTurnRequest
-	(*CancelTurnRequest)(nil),      // 47: boxwood.v1.CancelTurnRequest
-	(*CancelTurnResponse)(nil),     // 48: boxwood.v1.CancelTurnResponse
-	(*ReadFileRequest)(nil),        // 49: boxwood.v1.ReadFileRequest
-	(*ReadFileResponse)(nil),       // 50: boxwood.v1.ReadFileResponse
-	(*WriteFileRequest)(nil),       // 51: boxwood.v1.WriteFileRequest
-	(*WriteFileResponse)(nil),      // 52: boxwood.v1.WriteFileResponse
-	(*UploadRequest)(nil),          // 53: boxwood.v1.UploadRequest
-	(*UploadStart)(nil),            // 54: boxwood.v1.UploadStart
-	(*UploadResponse)(nil),         // 55: boxwood.v1.UploadResponse
-	(*DownloadRequest)(nil),        // 56: boxwood.v1.DownloadRequest
-	(*DownloadResponse)(nil),       // 57: boxwood.v1.DownloadResponse
-	(*ForkRequest)(nil),            // 58: boxwood.v1.ForkRequest
-	(*ForkResult)(nil),             // 59: boxwood.v1.ForkResult
-	(*ForkResults)(nil),            // 60: boxwood.v1.ForkResults
-	(*RollbackRequest)(nil),        // 61: boxwood.v1.RollbackRequest
-	(*RollbackResponse)(nil),       // 62: boxwood.v1.RollbackResponse
-	(*ReleaseRequest)(nil),         // 63: boxwood.v1.ReleaseRequest
-	(*ReleaseResponse)(nil),        // 64: boxwood.v1.ReleaseResponse
-	(*RenewRequest)(nil),           // 65: boxwood.v1.RenewRequest
-	(*RenewResponse)(nil),          // 66: boxwood.v1.RenewResponse
-	(*ListSandboxesRequest)(nil),   // 67: boxwood.v1.ListSandboxesRequest
-	(*ListSandboxesResponse)(nil),  // 68: boxwood.v1.ListSandboxesResponse
-	(*WaitCapturedRequest)(nil),    // 69: boxwood.v1.WaitCapturedRequest
-	(*WaitCapturedResponse)(nil),   // 70: boxwood.v1.WaitCapturedResponse
-	(*EvaluateRequest)(nil),        // 71: boxwood.v1.EvaluateRequest
-	(*Grader)(nil),                 // 72: boxwood.v1.Grader
-	(*EvaluateResponse)(nil),       // 73: boxwood.v1.EvaluateResponse
-	(*GetNodeRequest)(nil),         // 74: boxwood.v1.GetNodeRequest
-	(*ListNodesRequest)(nil),       // 75: boxwood.v1.ListNodesRequest
-	(*WatchTreeRequest)(nil),       // 76: boxwood.v1.WatchTreeRequest
-	(*TreeEvent)(nil),              // 77: boxwood.v1.TreeEvent
-	(*NodeAnnotation)(nil),         // 78: boxwood.v1.NodeAnnotation
-	(*AnnotateRequest)(nil),        // 79: boxwood.v1.AnnotateRequest
-	(*AnnotateResponse)(nil),       // 80: boxwood.v1.AnnotateResponse
-	(*BackupRequest)(nil),          // 81: boxwood.v1.BackupRequest
-	(*BackupResponse)(nil),         // 82: boxwood.v1.BackupResponse
-	(*GetPayloadRequest)(nil),      // 83: boxwood.v1.GetPayloadRequest
-	(*GetPayloadResponse)(nil),     // 84: boxwood.v1.GetPayloadResponse
-	(*PruneRequest)(nil),           // 85: boxwood.v1.PruneRequest
-	(*PruneResponse)(nil),          // 86: boxwood.v1.PruneResponse
-	(*PinRequest)(nil),             // 87: boxwood.v1.PinRequest
-	(*PinResponse)(nil),            // 88: boxwood.v1.PinResponse
-	(*UnpinRequest)(nil),           // 89: boxwood.v1.UnpinRequest
-	(*UnpinResponse)(nil),          // 90: boxwood.v1.UnpinResponse
-	(*ExportTreeRequest)(nil),      // 91: boxwood.v1.ExportTreeRequest
-	(*ExportTreeChunk)(nil),        // 92: boxwood.v1.ExportTreeChunk
-	(*ImportTreeRequest)(nil),      // 93: boxwood.v1.ImportTreeRequest
-	(*ImportTreeStart)(nil),        // 94: boxwood.v1.ImportTreeStart
-	(*ImportTreeResponse)(nil),     // 95: boxwood.v1.ImportTreeResponse
-	(*ArchiveHeader)(nil),          // 96: boxwood.v1.ArchiveHeader
-	(*ArchiveProcess)(nil),         // 97: boxwood.v1.ArchiveProcess
-	(*ArchiveNode)(nil),            // 98: boxwood.v1.ArchiveNode
-	(*ArchiveCheckpoint)(nil),      // 99: boxwood.v1.ArchiveCheckpoint
-	(*ArchiveEntry)(nil),           // 100: boxwood.v1.ArchiveEntry
-	(*ArchiveFile)(nil),            // 101: boxwood.v1.ArchiveFile
-	(*ArchiveData)(nil),            // 102: boxwood.v1.ArchiveData
-	(*ArchiveEnd)(nil),             // 103: boxwood.v1.ArchiveEnd
-	(*ExportStatsRequest)(nil),     // 104: boxwood.v1.ExportStatsRequest
-	(*ExportStatsChunk)(nil),       // 105: boxwood.v1.ExportStatsChunk
-	(*ListTablesRequest)(nil),      // 106: boxwood.v1.ListTablesRequest
-	(*Table)(nil),                  // 107: boxwood.v1.Table
-	(*Column)(nil),                 // 108: boxwood.v1.Column
-	(*ListTablesResponse)(nil),     // 109: boxwood.v1.ListTablesResponse
-	nil,                            // 110: boxwood.v1.Node.RewardsEntry
-	nil,                            // 111: boxwood.v1.Node.LabelsEntry
-	nil,                            // 112: boxwood.v1.Sandbox.LabelsEntry
-	nil,                            // 113: boxwood.v1.Tree.LabelsEntry
-	nil,                            // 114: boxwood.v1.Image.EnvEntry
-	nil,                            // 115: boxwood.v1.Defaults.EnvEntry
-	nil,                            // 116: boxwood.v1.CreateTreeRequest.LabelsEntry
-	nil,                            // 117: boxwood.v1.ListTreesRequest.LabelsEntry
-	nil,                            // 118: boxwood.v1.Command.EnvEntry
-	nil,                            // 119: boxwood.v1.NodeInput.LabelsEntry
-	(*ForkRequest_Want)(nil),       // 120: boxwood.v1.ForkRequest.Want
-	nil,                            // 121: boxwood.v1.ForkRequest.LabelsEntry
-	nil,                            // 122: boxwood.v1.EvaluateResponse.RewardsEntry
-	nil,                            // 123: boxwood.v1.ListNodesRequest.LabelsEntry
-	nil,                            // 124: boxwood.v1.NodeAnnotation.RewardsEntry
-	nil,                            // 125: boxwood.v1.NodeAnnotation.LabelsEntry
-	(*BackupRequest_Item)(nil),     // 126: boxwood.v1.BackupRequest.Item
-	(*ArchiveEntry_Attribute)(nil), // 127: boxwood.v1.ArchiveEntry.Attribute
+	(SessionKind)(0),               // 5: boxwood.v1.SessionKind
+	(Error_Origin)(0),              // 6: boxwood.v1.Error.Origin
+	(Effect_Kind)(0),               // 7: boxwood.v1.Effect.Kind
+	(Capability_State)(0),          // 8: boxwood.v1.Capability.State
+	(BackupRequest_Rule)(0),        // 9: boxwood.v1.BackupRequest.Rule
+	(*Error)(nil),                  // 10: boxwood.v1.Error
+	(*Effect)(nil),                 // 11: boxwood.v1.Effect
+	(*Observation)(nil),            // 12: boxwood.v1.Observation
+	(*Action)(nil),                 // 13: boxwood.v1.Action
+	(*Node)(nil),                   // 14: boxwood.v1.Node
+	(*Limits)(nil),                 // 15: boxwood.v1.Limits
+	(*Sandbox)(nil),                // 16: boxwood.v1.Sandbox
+	(*Tree)(nil),                   // 17: boxwood.v1.Tree
+	(*Image)(nil),                  // 18: boxwood.v1.Image
+	(*GetInfoRequest)(nil),         // 19: boxwood.v1.GetInfoRequest
+	(*Capability)(nil),             // 20: boxwood.v1.Capability
+	(*GetInfoResponse)(nil),        // 21: boxwood.v1.GetInfoResponse
+	(*ImportImageRequest)(nil),     // 22: boxwood.v1.ImportImageRequest
+	(*ImportImageEvent)(nil),       // 23: boxwood.v1.ImportImageEvent
+	(*ListImagesRequest)(nil),      // 24: boxwood.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),     // 25: boxwood.v1.ListImagesResponse
+	(*RemoveImageRequest)(nil),     // 26: boxwood.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),    // 27: boxwood.v1.RemoveImageResponse
+	(*SetupStep)(nil),              // 28: boxwood.v1.SetupStep
+	(*FileToWrite)(nil),            // 29: boxwood.v1.FileToWrite
+	(*Defaults)(nil),               // 30: boxwood.v1.Defaults
+	(*CreateTreeRequest)(nil),      // 31: boxwood.v1.CreateTreeRequest
+	(*CreateTreeResponse)(nil),     // 32: boxwood.v1.CreateTreeResponse
+	(*CloseTreeRequest)(nil),       // 33: boxwood.v1.CloseTreeRequest
+	(*CloseTreeResponse)(nil),      // 34: boxwood.v1.CloseTreeResponse
+	(*ListTreesRequest)(nil),       // 35: boxwood.v1.ListTreesRequest
+	(*ListTreesResponse)(nil),      // 36: boxwood.v1.ListTreesResponse
+	(*Command)(nil),                // 37: boxwood.v1.Command
+	(*RunTurnRequest)(nil),         // 38: boxwood.v1.RunTurnRequest
+	(*NodeInput)(nil),              // 39: boxwood.v1.NodeInput
+	(*TurnEvent)(nil),              // 40: boxwood.v1.TurnEvent
+	(*CommandResult)(nil),          // 41: boxwood.v1.CommandResult
+	(*Timings)(nil),                // 42: boxwood.v1.Timings
+	(*TurnResult)(nil),             // 43: boxwood.v1.TurnResult
+	(*BeginTurnRequest)(nil),       // 44: boxwood.v1.BeginTurnRequest
+	(*BeginTurnResponse)(nil),      // 45: boxwood.v1.BeginTurnResponse
+	(*ExecRequest)(nil),            // 46: boxwood.v1.ExecRequest
+	(*EndTurnRequest)(nil),         // 47: boxwood.v1.EndTurnRequest
+	(*Session)(nil),                // 48: boxwood.v1.Session
+	(*OpenSessionRequest)(nil),     // 49: boxwood.v1.OpenSessionRequest
+	(*OpenSessionResponse)(nil),    // 50: boxwood.v1.OpenSessionResponse
+	(*CloseSessionRequest)(nil),    // 51: boxwood.v1.CloseSessionRequest
+	(*CloseSessionResponse)(nil),   // 52: boxwood.v1.CloseSessionResponse
+	(*ListSessionsRequest)(nil),    // 53: boxwood.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),   // 54: boxwood.v1.ListSessionsResponse
+	(*InterruptRequest)(nil),       // 55: boxwood.v1.InterruptRequest
+	(*InterruptResponse)(nil),      // 56: boxwood.v1.InterruptResponse
+	(*CancelTurnRequest)(nil),      // 57: boxwood.v1.CancelTurnRequest
+	(*CancelTurnResponse)(nil),     // 58: boxwood.v1.CancelTurnResponse
+	(*ReadFileRequest)(nil),        // 59: boxwood.v1.ReadFileRequest
+	(*ReadFileResponse)(nil),       // 60: boxwood.v1.ReadFileResponse
+	(*WriteFileRequest)(nil),       // 61: boxwood.v1.WriteFileRequest
+	(*WriteFileResponse)(nil),      // 62: boxwood.v1.WriteFileResponse
+	(*UploadRequest)(nil),          // 63: boxwood.v1.UploadRequest
+	(*UploadStart)(nil),            // 64: boxwood.v1.UploadStart
+	(*UploadResponse)(nil),         // 65: boxwood.v1.UploadResponse
+	(*DownloadRequest)(nil),        // 66: boxwood.v1.DownloadRequest
+	(*DownloadResponse)(nil),       // 67: boxwood.v1.DownloadResponse
+	(*ForkRequest)(nil),            // 68: boxwood.v1.ForkRequest
+	(*ForkResult)(nil),             // 69: boxwood.v1.ForkResult
+	(*ForkResults)(nil),            // 70: boxwood.v1.ForkResults
+	(*RollbackRequest)(nil),        // 71: boxwood.v1.RollbackRequest
+	(*RollbackResponse)(nil),       // 72: boxwood.v1.RollbackResponse
+	(*ReleaseRequest)(nil),         // 73: boxwood.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),        // 74: boxwood.v1.ReleaseResponse
+	(*RenewRequest)(nil),           // 75: boxwood.v1.RenewRequest
+	(*RenewResponse)(nil),          // 76: boxwood.v1.RenewResponse
+	(*ListSandboxesRequest)(nil),   // 77: boxwood.v1.ListSandboxesRequest
+	(*ListSandboxesResponse)(nil),  // 78: boxwood.v1.ListSandboxesResponse
+	(*WaitCapturedRequest)(nil),    // 79: boxwood.v1.WaitCapturedRequest
+	(*WaitCapturedResponse)(nil),   // 80: boxwood.v1.WaitCapturedResponse
+	(*EvaluateRequest)(nil),        // 81: boxwood.v1.EvaluateRequest
+	(*Grader)(nil),                 // 82: boxwood.v1.Grader
+	(*EvaluateResponse)(nil),       // 83: boxwood.v1.EvaluateResponse
+	(*GetNodeRequest)(nil),         // 84: boxwood.v1.GetNodeRequest
+	(*ListNodesRequest)(nil),       // 85: boxwood.v1.ListNodesRequest
+	(*WatchTreeRequest)(nil),       // 86: boxwood.v1.WatchTreeRequest
+	(*TreeEvent)(nil),              // 87: boxwood.v1.TreeEvent
+	(*NodeAnnotation)(nil),         // 88: boxwood.v1.NodeAnnotation
+	(*AnnotateRequest)(nil),        // 89: boxwood.v1.AnnotateRequest
+	(*AnnotateResponse)(nil),       // 90: boxwood.v1.AnnotateResponse
+	(*BackupRequest)(nil),          // 91: boxwood.v1.BackupRequest
+	(*BackupResponse)(nil),         // 92: boxwood.v1.BackupResponse
+	(*GetPayloadRequest)(nil),      // 93: boxwood.v1.GetPayloadRequest
+	(*GetPayloadResponse)(nil),     // 94: boxwood.v1.GetPayloadResponse
+	(*PruneRequest)(nil),           // 95: boxwood.v1.PruneRequest
+	(*PruneResponse)(nil),          // 96: boxwood.v1.PruneResponse
+	(*PinRequest)(nil),             // 97: boxwood.v1.PinRequest
+	(*PinResponse)(nil),            // 98: boxwood.v1.PinResponse
+	(*UnpinRequest)(nil),           // 99: boxwood.v1.UnpinRequest
+	(*UnpinResponse)(nil),          // 100: boxwood.v1.UnpinResponse
+	(*ExportTreeRequest)(nil),      // 101: boxwood.v1.ExportTreeRequest
+	(*ExportTreeChunk)(nil),        // 102: boxwood.v1.ExportTreeChunk
+	(*ImportTreeRequest)(nil),      // 103: boxwood.v1.ImportTreeRequest
+	(*ImportTreeStart)(nil),        // 104: boxwood.v1.ImportTreeStart
+	(*ImportTreeResponse)(nil),     // 105: boxwood.v1.ImportTreeResponse
+	(*ArchiveHeader)(nil),          // 106: boxwood.v1.ArchiveHeader
+	(*ArchiveProcess)(nil),         // 107: boxwood.v1.ArchiveProcess
+	(*ArchiveNode)(nil),            // 108: boxwood.v1.ArchiveNode
+	(*ArchiveCheckpoint)(nil),      // 109: boxwood.v1.ArchiveCheckpoint
+	(*ArchiveEntry)(nil),           // 110: boxwood.v1.ArchiveEntry
+	(*ArchiveFile)(nil),            // 111: boxwood.v1.ArchiveFile
+	(*ArchiveData)(nil),            // 112: boxwood.v1.ArchiveData
+	(*ArchiveEnd)(nil),             // 113: boxwood.v1.ArchiveEnd
+	(*ExportStatsRequest)(nil),     // 114: boxwood.v1.ExportStatsRequest
+	(*ExportStatsChunk)(nil),       // 115: boxwood.v1.ExportStatsChunk
+	(*ListTablesRequest)(nil),      // 116: boxwood.v1.ListTablesRequest
+	(*Table)(nil),                  // 117: boxwood.v1.Table
+	(*Column)(nil),                 // 118: boxwood.v1.Column
+	(*ListTablesResponse)(nil),     // 119: boxwood.v1.ListTablesResponse
+	nil,                            // 120: boxwood.v1.Node.RewardsEntry
+	nil,                            // 121: boxwood.v1.Node.LabelsEntry
+	nil,                            // 122: boxwood.v1.Sandbox.LabelsEntry
+	nil,                            // 123: boxwood.v1.Tree.LabelsEntry
+	nil,                            // 124: boxwood.v1.Image.EnvEntry
+	nil,                            // 125: boxwood.v1.Defaults.EnvEntry
+	nil,                            // 126: boxwood.v1.CreateTreeRequest.LabelsEntry
+	nil,                            // 127: boxwood.v1.ListTreesRequest.LabelsEntry
+	nil,                            // 128: boxwood.v1.Command.EnvEntry
+	nil,                            // 129: boxwood.v1.NodeInput.LabelsEntry
+	nil,                            // 130: boxwood.v1.OpenSessionRequest.EnvEntry
+	(*ForkRequest_Want)(nil),       // 131: boxwood.v1.ForkRequest.Want
+	nil,                            // 132: boxwood.v1.ForkRequest.LabelsEntry
+	nil,                            // 133: boxwood.v1.EvaluateResponse.RewardsEntry
+	nil,                            // 134: boxwood.v1.ListNodesRequest.LabelsEntry
+	nil,                            // 135: boxwood.v1.NodeAnnotation.RewardsEntry
+	nil,                            // 136: boxwood.v1.NodeAnnotation.LabelsEntry
+	(*BackupRequest_Item)(nil),     // 137: boxwood.v1.BackupRequest.Item
+	(*ArchiveEntry_Attribute)(nil), // 138: boxwood.v1.ArchiveEntry.Attribute
 }
 var file_boxwood_v1_boxwood_proto_depIdxs = []int32{
-	5,   // 0: boxwood.v1.Error.origin:type_name -> boxwood.v1.Error.Origin
-	6,   // 1: boxwood.v1.Effect.kind:type_name -> boxwood.v1.Effect.Kind
-	12,  // 2: boxwood.v1.Node.action:type_name -> boxwood.v1.Action
-	11,  // 3: boxwood.v1.Node.observation:type_name -> boxwood.v1.Observation
+	6,   // 0: boxwood.v1.Error.origin:type_name -> boxwood.v1.Error.Origin
+	7,   // 1: boxwood.v1.Effect.kind:type_name -> boxwood.v1.Effect.Kind
+	13,  // 2: boxwood.v1.Node.action:type_name -> boxwood.v1.Action
+	12,  // 3: boxwood.v1.Node.observation:type_name -> boxwood.v1.Observation
 	3,   // 4: boxwood.v1.Node.turn_status:type_name -> boxwood.v1.TurnStatus
 	0,   // 5: boxwood.v1.Node.verdict:type_name -> boxwood.v1.Verdict
-	10,  // 6: boxwood.v1.Node.effects:type_name -> boxwood.v1.Effect
+	11,  // 6: boxwood.v1.Node.effects:type_name -> boxwood.v1.Effect
 	2,   // 7: boxwood.v1.Node.process_kind:type_name -> boxwood.v1.ProcessKind
 	1,   // 8: boxwood.v1.Node.capture:type_name -> boxwood.v1.CaptureStatus
-	110, // 9: boxwood.v1.Node.rewards:type_name -> boxwood.v1.Node.RewardsEntry
-	111, // 10: boxwood.v1.Node.labels:type_name -> boxwood.v1.Node.LabelsEntry
-	112, // 11: boxwood.v1.Sandbox.labels:type_name -> boxwood.v1.Sandbox.LabelsEntry
-	113, // 12: boxwood.v1.Tree.labels:type_name -> boxwood.v1.Tree.LabelsEntry
-	114, // 13: boxwood.v1.Image.env:type_name -> boxwood.v1.Image.EnvEntry
-	7,   // 14: boxwood.v1.Capability.state:type_name -> boxwood.v1.Capability.State
-	19,  // 15: boxwood.v1.GetInfoResponse.capabilities:type_name -> boxwood.v1.Capability
-	14,  // 16: boxwood.v1.GetInfoResponse.default_limits:type_name -> boxwood.v1.Limits
-	17,  // 17: boxwood.v1.ImportImageEvent.image:type_name -> boxwood.v1.Image
-	17,  // 18: boxwood.v1.ListImagesResponse.images:type_name -> boxwood.v1.Image
-	28,  // 19: boxwood.v1.SetupStep.file:type_name -> boxwood.v1.FileToWrite
-	115, // 20: boxwood.v1.Defaults.env:type_name -> boxwood.v1.Defaults.EnvEntry
-	14,  // 21: boxwood.v1.Defaults.limits:type_name -> boxwood.v1.Limits
-	27,  // 22: boxwood.v1.CreateTreeRequest.setup:type_name -> boxwood.v1.SetupStep
-	29,  // 23: boxwood.v1.CreateTreeRequest.defaults:type_name -> boxwood.v1.Defaults
-	116, // 24: boxwood.v1.CreateTreeRequest.labels:type_name -> boxwood.v1.CreateTreeRequest.LabelsEntry
-	16,  // 25: boxwood.v1.CreateTreeResponse.tree:type_name -> boxwood.v1.Tree
-	13,  // 26: boxwood.v1.CreateTreeResponse.root:type_name -> boxwood.v1.Node
-	15,  // 27: boxwood.v1.CreateTreeResponse.sandbox:type_name -> boxwood.v1.Sandbox
-	117, // 28: boxwood.v1.ListTreesRequest.labels:type_name -> boxwood.v1.ListTreesRequest.LabelsEntry
-	16,  // 29: boxwood.v1.ListTreesResponse.trees:type_name -> boxwood.v1.Tree
-	118, // 30: boxwood.v1.Command.env:type_name -> boxwood.v1.Command.EnvEntry
-	36,  // 31: boxwood.v1.RunTurnRequest.command:type_name -> boxwood.v1.Command
+	120, // 9: boxwood.v1.Node.rewards:type_name -> boxwood.v1.Node.RewardsEntry
+	121, // 10: boxwood.v1.Node.labels:type_name -> boxwood.v1.Node.LabelsEntry
+	122, // 11: boxwood.v1.Sandbox.labels:type_name -> boxwood.v1.Sandbox.LabelsEntry
+	123, // 12: boxwood.v1.Tree.labels:type_name -> boxwood.v1.Tree.LabelsEntry
+	124, // 13: boxwood.v1.Image.env:type_name -> boxwood.v1.Image.EnvEntry
+	8,   // 14: boxwood.v1.Capability.state:type_name -> boxwood.v1.Capability.State
+	20,  // 15: boxwood.v1.GetInfoResponse.capabilities:type_name -> boxwood.v1.Capability
+	15,  // 16: boxwood.v1.GetInfoResponse.default_limits:type_name -> boxwood.v1.Limits
+	18,  // 17: boxwood.v1.ImportImageEvent.image:type_name -> boxwood.v1.Image
+	18,  // 18: boxwood.v1.ListImagesResponse.images:type_name -> boxwood.v1.Image
+	29,  // 19: boxwood.v1.SetupStep.file:type_name -> boxwood.v1.FileToWrite
+	125, // 20: boxwood.v1.Defaults.env:type_name -> boxwood.v1.Defaults.EnvEntry
+	15,  // 21: boxwood.v1.Defaults.limits:type_name -> boxwood.v1.Limits
+	28,  // 22: boxwood.v1.CreateTreeRequest.setup:type_name -> boxwood.v1.SetupStep
+	30,  // 23: boxwood.v1.CreateTreeRequest.defaults:type_name -> boxwood.v1.Defaults
+	126, // 24: boxwood.v1.CreateTreeRequest.labels:type_name -> boxwood.v1.CreateTreeRequest.LabelsEntry
+	17,  // 25: boxwood.v1.CreateTreeResponse.tree:type_name -> boxwood.v1.Tree
+	14,  // 26: boxwood.v1.CreateTreeResponse.root:type_name -> boxwood.v1.Node
+	16,  // 27: boxwood.v1.CreateTreeResponse.sandbox:type_name -> boxwood.v1.Sandbox
+	127, // 28: boxwood.v1.ListTreesRequest.labels:type_name -> boxwood.v1.ListTreesRequest.LabelsEntry
+	17,  // 29: boxwood.v1.ListTreesResponse.trees:type_name -> boxwood.v1.Tree
+	128, // 30: boxwood.v1.Command.env:type_name -> boxwood.v1.Command.EnvEntry
+	37,  // 31: boxwood.v1.RunTurnRequest.command:type_name -> boxwood.v1.Command
 	4,   // 32: boxwood.v1.RunTurnRequest.ack:type_name -> boxwood.v1.Ack
-	38,  // 33: boxwood.v1.RunTurnRequest.node:type_name -> boxwood.v1.NodeInput
-	119, // 34: boxwood.v1.NodeInput.labels:type_name -> boxwood.v1.NodeInput.LabelsEntry
-	40,  // 35: boxwood.v1.TurnEvent.command:type_name -> boxwood.v1.CommandResult
-	42,  // 36: boxwood.v1.TurnEvent.result:type_name -> boxwood.v1.TurnResult
-	11,  // 37: boxwood.v1.CommandResult.observation:type_name -> boxwood.v1.Observation
+	39,  // 33: boxwood.v1.RunTurnRequest.node:type_name -> boxwood.v1.NodeInput
+	129, // 34: boxwood.v1.NodeInput.labels:type_name -> boxwood.v1.NodeInput.LabelsEntry
+	41,  // 35: boxwood.v1.TurnEvent.command:type_name -> boxwood.v1.CommandResult
+	43,  // 36: boxwood.v1.TurnEvent.result:type_name -> boxwood.v1.TurnResult
+	12,  // 37: boxwood.v1.CommandResult.observation:type_name -> boxwood.v1.Observation
 	3,   // 38: boxwood.v1.CommandResult.status:type_name -> boxwood.v1.TurnStatus
-	13,  // 39: boxwood.v1.TurnResult.node:type_name -> boxwood.v1.Node
-	41,  // 40: boxwood.v1.TurnResult.timings:type_name -> boxwood.v1.Timings
-	36,  // 41: boxwood.v1.ExecRequest.command:type_name -> boxwood.v1.Command
-	38,  // 42: boxwood.v1.EndTurnRequest.node:type_name -> boxwood.v1.NodeInput
+	14,  // 39: boxwood.v1.TurnResult.node:type_name -> boxwood.v1.Node
+	42,  // 40: boxwood.v1.TurnResult.timings:type_name -> boxwood.v1.Timings
+	37,  // 41: boxwood.v1.ExecRequest.command:type_name -> boxwood.v1.Command
+	39,  // 42: boxwood.v1.EndTurnRequest.node:type_name -> boxwood.v1.NodeInput
 	4,   // 43: boxwood.v1.EndTurnRequest.ack:type_name -> boxwood.v1.Ack
-	42,  // 44: boxwood.v1.WriteFileResponse.result:type_name -> boxwood.v1.TurnResult
-	54,  // 45: boxwood.v1.UploadRequest.start:type_name -> boxwood.v1.UploadStart
-	42,  // 46: boxwood.v1.UploadResponse.result:type_name -> boxwood.v1.TurnResult
-	120, // 47: boxwood.v1.ForkRequest.wants:type_name -> boxwood.v1.ForkRequest.Want
-	121, // 48: boxwood.v1.ForkRequest.labels:type_name -> boxwood.v1.ForkRequest.LabelsEntry
-	14,  // 49: boxwood.v1.ForkRequest.limits:type_name -> boxwood.v1.Limits
-	15,  // 50: boxwood.v1.ForkResult.sandbox:type_name -> boxwood.v1.Sandbox
-	9,   // 51: boxwood.v1.ForkResult.error:type_name -> boxwood.v1.Error
-	59,  // 52: boxwood.v1.ForkResults.results:type_name -> boxwood.v1.ForkResult
-	15,  // 53: boxwood.v1.RollbackResponse.sandbox:type_name -> boxwood.v1.Sandbox
-	15,  // 54: boxwood.v1.RenewResponse.sandboxes:type_name -> boxwood.v1.Sandbox
-	15,  // 55: boxwood.v1.ListSandboxesResponse.sandboxes:type_name -> boxwood.v1.Sandbox
-	13,  // 56: boxwood.v1.WaitCapturedResponse.nodes:type_name -> boxwood.v1.Node
-	72,  // 57: boxwood.v1.EvaluateRequest.grader:type_name -> boxwood.v1.Grader
-	28,  // 58: boxwood.v1.Grader.files:type_name -> boxwood.v1.FileToWrite
-	36,  // 59: boxwood.v1.Grader.command:type_name -> boxwood.v1.Command
-	14,  // 60: boxwood.v1.Grader.limits:type_name -> boxwood.v1.Limits
-	122, // 61: boxwood.v1.EvaluateResponse.rewards:type_name -> boxwood.v1.EvaluateResponse.RewardsEntry
-	11,  // 62: boxwood.v1.EvaluateResponse.observation:type_name -> boxwood.v1.Observation
-	3,   // 63: boxwood.v1.EvaluateResponse.status:type_name -> boxwood.v1.TurnStatus
-	1,   // 64: boxwood.v1.ListNodesRequest.capture:type_name -> boxwood.v1.CaptureStatus
-	0,   // 65: boxwood.v1.ListNodesRequest.verdict:type_name -> boxwood.v1.Verdict
-	123, // 66: boxwood.v1.ListNodesRequest.labels:type_name -> boxwood.v1.ListNodesRequest.LabelsEntry
-	13,  // 67: boxwood.v1.TreeEvent.node:type_name -> boxwood.v1.Node
-	16,  // 68: boxwood.v1.TreeEvent.tree:type_name -> boxwood.v1.Tree
-	124, // 69: boxwood.v1.NodeAnnotation.rewards:type_name -> boxwood.v1.NodeAnnotation.RewardsEntry
-	125, // 70: boxwood.v1.NodeAnnotation.labels:type_name -> boxwood.v1.NodeAnnotation.LabelsEntry
-	78,  // 71: boxwood.v1.AnnotateRequest.annotations:type_name -> boxwood.v1.NodeAnnotation
-	126, // 72: boxwood.v1.BackupRequest.items:type_name -> boxwood.v1.BackupRequest.Item
-	8,   // 73: boxwood.v1.BackupRequest.rule:type_name -> boxwood.v1.BackupRequest.Rule
-	94,  // 74: boxwood.v1.ImportTreeRequest.start:type_name -> boxwood.v1.ImportTreeStart
-	16,  // 75: boxwood.v1.ImportTreeResponse.tree:type_name -> boxwood.v1.Tree
-	16,  // 76: boxwood.v1.ArchiveHeader.tree:type_name -> boxwood.v1.Tree
-	29,  // 77: boxwood.v1.ArchiveHeader.defaults:type_name -> boxwood.v1.Defaults
-	97,  // 78: boxwood.v1.ArchiveHeader.processes:type_name -> boxwood.v1.ArchiveProcess
-	2,   // 79: boxwood.v1.ArchiveProcess.kind:type_name -> boxwood.v1.ProcessKind
-	13,  // 80: boxwood.v1.ArchiveNode.node:type_name -> boxwood.v1.Node
-	41,  // 81: boxwood.v1.ArchiveNode.timings:type_name -> boxwood.v1.Timings
-	127, // 82: boxwood.v1.ArchiveEntry.attributes:type_name -> boxwood.v1.ArchiveEntry.Attribute
-	108, // 83: boxwood.v1.Table.columns:type_name -> boxwood.v1.Column
-	107, // 84: boxwood.v1.ListTablesResponse.tables:type_name -> boxwood.v1.Table
-	18,  // 85: boxwood.v1.Boxwood.GetInfo:input_type -> boxwood.v1.GetInfoRequest
-	21,  // 86: boxwood.v1.Boxwood.ImportImage:input_type -> boxwood.v1.ImportImageRequest
-	23,  // 87: boxwood.v1.Boxwood.ListImages:input_type -> boxwood.v1.ListImagesRequest
-	25,  // 88: boxwood.v1.Boxwood.RemoveImage:input_type -> boxwood.v1.RemoveImageRequest
-	30,  // 89: boxwood.v1.Boxwood.CreateTree:input_type -> boxwood.v1.CreateTreeRequest
-	32,  // 90: boxwood.v1.Boxwood.CloseTree:input_type -> boxwood.v1.CloseTreeRequest
-	34,  // 91: boxwood.v1.Boxwood.ListTrees:input_type -> boxwood.v1.ListTreesRequest
-	37,  // 92: boxwood.v1.Boxwood.RunTurn:input_type -> boxwood.v1.RunTurnRequest
-	43,  // 93: boxwood.v1.Boxwood.BeginTurn:input_type -> boxwood.v1.BeginTurnRequest
-	45,  // 94: boxwood.v1.Boxwood.Exec:input_type -> boxwood.v1.ExecRequest
-	46,  // 95: boxwood.v1.Boxwood.EndTurn:input_type -> boxwood.v1.EndTurnRequest
-	47,  // 96: boxwood.v1.Boxwood.CancelTurn:input_type -> boxwood.v1.CancelTurnRequest
-	49,  // 97: boxwood.v1.Boxwood.ReadFile:input_type -> boxwood.v1.ReadFileRequest
-	51,  // 98: boxwood.v1.Boxwood.WriteFile:input_type -> boxwood.v1.WriteFileRequest
-	53,  // 99: boxwood.v1.Boxwood.Upload:input_type -> boxwood.v1.UploadRequest
-	56,  // 100: boxwood.v1.Boxwood.Download:input_type -> boxwood.v1.DownloadRequest
-	58,  // 101: boxwood.v1.Boxwood.Fork:input_type -> boxwood.v1.ForkRequest
-	61,  // 102: boxwood.v1.Boxwood.Rollback:input_type -> boxwood.v1.RollbackRequest
-	63,  // 103: boxwood.v1.Boxwood.Release:input_type -> boxwood.v1.ReleaseRequest
-	65,  // 104: boxwood.v1.Boxwood.Renew:input_type -> boxwood.v1.RenewRequest
-	67,  // 105: boxwood.v1.Boxwood.ListSandboxes:input_type -> boxwood.v1.ListSandboxesRequest
-	69,  // 106: boxwood.v1.Boxwood.WaitCaptured:input_type -> boxwood.v1.WaitCapturedRequest
-	71,  // 107: boxwood.v1.Boxwood.Evaluate:input_type -> boxwood.v1.EvaluateRequest
-	74,  // 108: boxwood.v1.Boxwood.GetNode:input_type -> boxwood.v1.GetNodeRequest
-	75,  // 109: boxwood.v1.Boxwood.ListNodes:input_type -> boxwood.v1.ListNodesRequest
-	76,  // 110: boxwood.v1.Boxwood.WatchTree:input_type -> boxwood.v1.WatchTreeRequest
-	79,  // 111: boxwood.v1.Boxwood.Annotate:input_type -> boxwood.v1.AnnotateRequest
-	81,  // 112: boxwood.v1.Boxwood.Backup:input_type -> boxwood.v1.BackupRequest
-	83,  // 113: boxwood.v1.Boxwood.GetPayload:input_type -> boxwood.v1.GetPayloadRequest
-	85,  // 114: boxwood.v1.Boxwood.Prune:input_type -> boxwood.v1.PruneRequest
-	87,  // 115: boxwood.v1.Boxwood.Pin:input_type -> boxwood.v1.PinRequest
-	89,  // 116: boxwood.v1.Boxwood.Unpin:input_type -> boxwood.v1.UnpinRequest
-	91,  // 117: boxwood.v1.Boxwood.ExportTree:input_type -> boxwood.v1.ExportTreeRequest
-	93,  // 118: boxwood.v1.Boxwood.ImportTree:input_type -> boxwood.v1.ImportTreeRequest
-	104, // 119: boxwood.v1.Boxwood.ExportStats:input_type -> boxwood.v1.ExportStatsRequest
-	106, // 120: boxwood.v1.Boxwood.ListTables:input_type -> boxwood.v1.ListTablesRequest
-	20,  // 121: boxwood.v1.Boxwood.GetInfo:output_type -> boxwood.v1.GetInfoResponse
-	22,  // 122: boxwood.v1.Boxwood.ImportImage:output_type -> boxwood.v1.ImportImageEvent
-	24,  // 123: boxwood.v1.Boxwood.ListImages:output_type -> boxwood.v1.ListImagesResponse
-	26,  // 124: boxwood.v1.Boxwood.RemoveImage:output_type -> boxwood.v1.RemoveImageResponse
-	31,  // 125: boxwood.v1.Boxwood.CreateTree:output_type -> boxwood.v1.CreateTreeResponse
-	33,  // 126: boxwood.v1.Boxwood.CloseTree:output_type -> boxwood.v1.CloseTreeResponse
-	35,  // 127: boxwood.v1.Boxwood.ListTrees:output_type -> boxwood.v1.ListTreesResponse
-	39,  // 128: boxwood.v1.Boxwood.RunTurn:output_type -> boxwood.v1.TurnEvent
-	44,  // 129: boxwood.v1.Boxwood.BeginTurn:output_type -> boxwood.v1.BeginTurnResponse
-	39,  // 130: boxwood.v1.Boxwood.Exec:output_type -> boxwood.v1.TurnEvent
-	42,  // 131: boxwood.v1.Boxwood.EndTurn:output_type -> boxwood.v1.TurnResult
-	48,  // 132: boxwood.v1.Boxwood.CancelTurn:output_type -> boxwood.v1.CancelTurnResponse
-	50,  // 133: boxwood.v1.Boxwood.ReadFile:output_type -> boxwood.v1.ReadFileResponse
-	52,  // 134: boxwood.v1.Boxwood.WriteFile:output_type -> boxwood.v1.WriteFileResponse
-	55,  // 135: boxwood.v1.Boxwood.Upload:output_type -> boxwood.v1.UploadResponse
-	57,  // 136: boxwood.v1.Boxwood.Download:output_type -> boxwood.v1.DownloadResponse
-	59,  // 137: boxwood.v1.Boxwood.Fork:output_type -> boxwood.v1.ForkResult
-	62,  // 138: boxwood.v1.Boxwood.Rollback:output_type -> boxwood.v1.RollbackResponse
-	64,  // 139: boxwood.v1.Boxwood.Release:output_type -> boxwood.v1.ReleaseResponse
-	66,  // 140: boxwood.v1.Boxwood.Renew:output_type -> boxwood.v1.RenewResponse
-	68,  // 141: boxwood.v1.Boxwood.ListSandboxes:output_type -> boxwood.v1.ListSandboxesResponse
-	70,  // 142: boxwood.v1.Boxwood.WaitCaptured:output_type -> boxwood.v1.WaitCapturedResponse
-	73,  // 143: boxwood.v1.Boxwood.Evaluate:output_type -> boxwood.v1.EvaluateResponse
-	13,  // 144: boxwood.v1.Boxwood.GetNode:output_type -> boxwood.v1.Node
-	13,  // 145: boxwood.v1.Boxwood.ListNodes:output_type -> boxwood.v1.Node
-	77,  // 146: boxwood.v1.Boxwood.WatchTree:output_type -> boxwood.v1.TreeEvent
-	80,  // 147: boxwood.v1.Boxwood.Annotate:output_type -> boxwood.v1.AnnotateResponse
-	82,  // 148: boxwood.v1.Boxwood.Backup:output_type -> boxwood.v1.BackupResponse
-	84,  // 149: boxwood.v1.Boxwood.GetPayload:output_type -> boxwood.v1.GetPayloadResponse
-	86,  // 150: boxwood.v1.Boxwood.Prune:output_type -> boxwood.v1.PruneResponse
-	88,  // 151: boxwood.v1.Boxwood.Pin:output_type -> boxwood.v1.PinResponse
-	90,  // 152: boxwood.v1.Boxwood.Unpin:output_type -> boxwood.v1.UnpinResponse
-	92,  // 153: boxwood.v1.Boxwood.ExportTree:output_type -> boxwood.v1.ExportTreeChunk
-	95,  // 154: boxwood.v1.Boxwood.ImportTree:output_type -> boxwood.v1.ImportTreeResponse
-	105, // 155: boxwood.v1.Boxwood.ExportStats:output_type -> boxwood.v1.ExportStatsChunk
-	109, // 156: boxwood.v1.Boxwood.ListTables:output_type -> boxwood.v1.ListTablesResponse
-	121, // [121:157] is the sub-list for method output_type
-	85,  // [85:121] is the sub-list for method input_type
-	85,  // [85:85] is the sub-list for extension type_name
-	85,  // [85:85] is the sub-list for extension extendee
-	0,   // [0:85] is the sub-list for field type_name
+	5,   // 44: boxwood.v1.Session.kind:type_name -> boxwood.v1.SessionKind
+	5,   // 45: boxwood.v1.OpenSessionRequest.kind:type_name -> boxwood.v1.SessionKind
+	130, // 46: boxwood.v1.OpenSessionRequest.env:type_name -> boxwood.v1.OpenSessionRequest.EnvEntry
+	48,  // 47: boxwood.v1.OpenSessionResponse.session:type_name -> boxwood.v1.Session
+	43,  // 48: boxwood.v1.OpenSessionResponse.result:type_name -> boxwood.v1.TurnResult
+	43,  // 49: boxwood.v1.CloseSessionResponse.result:type_name -> boxwood.v1.TurnResult
+	48,  // 50: boxwood.v1.ListSessionsResponse.sessions:type_name -> boxwood.v1.Session
+	43,  // 51: boxwood.v1.WriteFileResponse.result:type_name -> boxwood.v1.TurnResult
+	64,  // 52: boxwood.v1.UploadRequest.start:type_name -> boxwood.v1.UploadStart
+	43,  // 53: boxwood.v1.UploadResponse.result:type_name -> boxwood.v1.TurnResult
+	131, // 54: boxwood.v1.ForkRequest.wants:type_name -> boxwood.v1.ForkRequest.Want
+	132, // 55: boxwood.v1.ForkRequest.labels:type_name -> boxwood.v1.ForkRequest.LabelsEntry
+	15,  // 56: boxwood.v1.ForkRequest.limits:type_name -> boxwood.v1.Limits
+	16,  // 57: boxwood.v1.ForkResult.sandbox:type_name -> boxwood.v1.Sandbox
+	10,  // 58: boxwood.v1.ForkResult.error:type_name -> boxwood.v1.Error
+	69,  // 59: boxwood.v1.ForkResults.results:type_name -> boxwood.v1.ForkResult
+	16,  // 60: boxwood.v1.RollbackResponse.sandbox:type_name -> boxwood.v1.Sandbox
+	16,  // 61: boxwood.v1.RenewResponse.sandboxes:type_name -> boxwood.v1.Sandbox
+	16,  // 62: boxwood.v1.ListSandboxesResponse.sandboxes:type_name -> boxwood.v1.Sandbox
+	14,  // 63: boxwood.v1.WaitCapturedResponse.nodes:type_name -> boxwood.v1.Node
+	82,  // 64: boxwood.v1.EvaluateRequest.grader:type_name -> boxwood.v1.Grader
+	29,  // 65: boxwood.v1.Grader.files:type_name -> boxwood.v1.FileToWrite
+	37,  // 66: boxwood.v1.Grader.command:type_name -> boxwood.v1.Command
+	15,  // 67: boxwood.v1.Grader.limits:type_name -> boxwood.v1.Limits
+	133, // 68: boxwood.v1.EvaluateResponse.rewards:type_name -> boxwood.v1.EvaluateResponse.RewardsEntry
+	12,  // 69: boxwood.v1.EvaluateResponse.observation:type_name -> boxwood.v1.Observation
+	3,   // 70: boxwood.v1.EvaluateResponse.status:type_name -> boxwood.v1.TurnStatus
+	1,   // 71: boxwood.v1.ListNodesRequest.capture:type_name -> boxwood.v1.CaptureStatus
+	0,   // 72: boxwood.v1.ListNodesRequest.verdict:type_name -> boxwood.v1.Verdict
+	134, // 73: boxwood.v1.ListNodesRequest.labels:type_name -> boxwood.v1.ListNodesRequest.LabelsEntry
+	14,  // 74: boxwood.v1.TreeEvent.node:type_name -> boxwood.v1.Node
+	17,  // 75: boxwood.v1.TreeEvent.tree:type_name -> boxwood.v1.Tree
+	135, // 76: boxwood.v1.NodeAnnotation.rewards:type_name -> boxwood.v1.NodeAnnotation.RewardsEntry
+	136, // 77: boxwood.v1.NodeAnnotation.labels:type_name -> boxwood.v1.NodeAnnotation.LabelsEntry
+	88,  // 78: boxwood.v1.AnnotateRequest.annotations:type_name -> boxwood.v1.NodeAnnotation
+	137, // 79: boxwood.v1.BackupRequest.items:type_name -> boxwood.v1.BackupRequest.Item
+	9,   // 80: boxwood.v1.BackupRequest.rule:type_name -> boxwood.v1.BackupRequest.Rule
+	104, // 81: boxwood.v1.ImportTreeRequest.start:type_name -> boxwood.v1.ImportTreeStart
+	17,  // 82: boxwood.v1.ImportTreeResponse.tree:type_name -> boxwood.v1.Tree
+	17,  // 83: boxwood.v1.ArchiveHeader.tree:type_name -> boxwood.v1.Tree
+	30,  // 84: boxwood.v1.ArchiveHeader.defaults:type_name -> boxwood.v1.Defaults
+	107, // 85: boxwood.v1.ArchiveHeader.processes:type_name -> boxwood.v1.ArchiveProcess
+	2,   // 86: boxwood.v1.ArchiveProcess.kind:type_name -> boxwood.v1.ProcessKind
+	14,  // 87: boxwood.v1.ArchiveNode.node:type_name -> boxwood.v1.Node
+	42,  // 88: boxwood.v1.ArchiveNode.timings:type_name -> boxwood.v1.Timings
+	138, // 89: boxwood.v1.ArchiveEntry.attributes:type_name -> boxwood.v1.ArchiveEntry.Attribute
+	118, // 90: boxwood.v1.Table.columns:type_name -> boxwood.v1.Column
+	117, // 91: boxwood.v1.ListTablesResponse.tables:type_name -> boxwood.v1.Table
+	19,  // 92: boxwood.v1.Boxwood.GetInfo:input_type -> boxwood.v1.GetInfoRequest
+	22,  // 93: boxwood.v1.Boxwood.ImportImage:input_type -> boxwood.v1.ImportImageRequest
+	24,  // 94: boxwood.v1.Boxwood.ListImages:input_type -> boxwood.v1.ListImagesRequest
+	26,  // 95: boxwood.v1.Boxwood.RemoveImage:input_type -> boxwood.v1.RemoveImageRequest
+	31,  // 96: boxwood.v1.Boxwood.CreateTree:input_type -> boxwood.v1.CreateTreeRequest
+	33,  // 97: boxwood.v1.Boxwood.CloseTree:input_type -> boxwood.v1.CloseTreeRequest
+	35,  // 98: boxwood.v1.Boxwood.ListTrees:input_type -> boxwood.v1.ListTreesRequest
+	38,  // 99: boxwood.v1.Boxwood.RunTurn:input_type -> boxwood.v1.RunTurnRequest
+	44,  // 100: boxwood.v1.Boxwood.BeginTurn:input_type -> boxwood.v1.BeginTurnRequest
+	46,  // 101: boxwood.v1.Boxwood.Exec:input_type -> boxwood.v1.ExecRequest
+	47,  // 102: boxwood.v1.Boxwood.EndTurn:input_type -> boxwood.v1.EndTurnRequest
+	49,  // 103: boxwood.v1.Boxwood.OpenSession:input_type -> boxwood.v1.OpenSessionRequest
+	51,  // 104: boxwood.v1.Boxwood.CloseSession:input_type -> boxwood.v1.CloseSessionRequest
+	53,  // 105: boxwood.v1.Boxwood.ListSessions:input_type -> boxwood.v1.ListSessionsRequest
+	55,  // 106: boxwood.v1.Boxwood.Interrupt:input_type -> boxwood.v1.InterruptRequest
+	57,  // 107: boxwood.v1.Boxwood.CancelTurn:input_type -> boxwood.v1.CancelTurnRequest
+	59,  // 108: boxwood.v1.Boxwood.ReadFile:input_type -> boxwood.v1.ReadFileRequest
+	61,  // 109: boxwood.v1.Boxwood.WriteFile:input_type -> boxwood.v1.WriteFileRequest
+	63,  // 110: boxwood.v1.Boxwood.Upload:input_type -> boxwood.v1.UploadRequest
+	66,  // 111: boxwood.v1.Boxwood.Download:input_type -> boxwood.v1.DownloadRequest
+	68,  // 112: boxwood.v1.Boxwood.Fork:input_type -> boxwood.v1.ForkRequest
+	71,  // 113: boxwood.v1.Boxwood.Rollback:input_type -> boxwood.v1.RollbackRequest
+	73,  // 114: boxwood.v1.Boxwood.Release:input_type -> boxwood.v1.ReleaseRequest
+	75,  // 115: boxwood.v1.Boxwood.Renew:input_type -> boxwood.v1.RenewRequest
+	77,  // 116: boxwood.v1.Boxwood.ListSandboxes:input_type -> boxwood.v1.ListSandboxesRequest
+	79,  // 117: boxwood.v1.Boxwood.WaitCaptured:input_type -> boxwood.v1.WaitCapturedRequest
+	81,  // 118: boxwood.v1.Boxwood.Evaluate:input_type -> boxwood.v1.EvaluateRequest
+	84,  // 119: boxwood.v1.Boxwood.GetNode:input_type -> boxwood.v1.GetNodeRequest
+	85,  // 120: boxwood.v1.Boxwood.ListNodes:input_type -> boxwood.v1.ListNodesRequest
+	86,  // 121: boxwood.v1.Boxwood.WatchTree:input_type -> boxwood.v1.WatchTreeRequest
+	89,  // 122: boxwood.v1.Boxwood.Annotate:input_type -> boxwood.v1.AnnotateRequest
+	91,  // 123: boxwood.v1.Boxwood.Backup:input_type -> boxwood.v1.BackupRequest
+	93,  // 124: boxwood.v1.Boxwood.GetPayload:input_type -> boxwood.v1.GetPayloadRequest
+	95,  // 125: boxwood.v1.Boxwood.Prune:input_type -> boxwood.v1.PruneRequest
+	97,  // 126: boxwood.v1.Boxwood.Pin:input_type -> boxwood.v1.PinRequest
+	99,  // 127: boxwood.v1.Boxwood.Unpin:input_type -> boxwood.v1.UnpinRequest
+	101, // 128: boxwood.v1.Boxwood.ExportTree:input_type -> boxwood.v1.ExportTreeRequest
+	103, // 129: boxwood.v1.Boxwood.ImportTree:input_type -> boxwood.v1.ImportTreeRequest
+	114, // 130: boxwood.v1.Boxwood.ExportStats:input_type -> boxwood.v1.ExportStatsRequest
+	116, // 131: boxwood.v1.Boxwood.ListTables:input_type -> boxwood.v1.ListTablesRequest
+	21,  // 132: boxwood.v1.Boxwood.GetInfo:output_type -> boxwood.v1.GetInfoResponse
+	23,  // 133: boxwood.v1.Boxwood.ImportImage:output_type -> boxwood.v1.ImportImageEvent
+	25,  // 134: boxwood.v1.Boxwood.ListImages:output_type -> boxwood.v1.ListImagesResponse
+	27,  // 135: boxwood.v1.Boxwood.RemoveImage:output_type -> boxwood.v1.RemoveImageResponse
+	32,  // 136: boxwood.v1.Boxwood.CreateTree:output_type -> boxwood.v1.CreateTreeResponse
+	34,  // 137: boxwood.v1.Boxwood.CloseTree:output_type -> boxwood.v1.CloseTreeResponse
+	36,  // 138: boxwood.v1.Boxwood.ListTrees:output_type -> boxwood.v1.ListTreesResponse
+	40,  // 139: boxwood.v1.Boxwood.RunTurn:output_type -> boxwood.v1.TurnEvent
+	45,  // 140: boxwood.v1.Boxwood.BeginTurn:output_type -> boxwood.v1.BeginTurnResponse
+	40,  // 141: boxwood.v1.Boxwood.Exec:output_type -> boxwood.v1.TurnEvent
+	43,  // 142: boxwood.v1.Boxwood.EndTurn:output_type -> boxwood.v1.TurnResult
+	50,  // 143: boxwood.v1.Boxwood.OpenSession:output_type -> boxwood.v1.OpenSessionResponse
+	52,  // 144: boxwood.v1.Boxwood.CloseSession:output_type -> boxwood.v1.CloseSessionResponse
+	54,  // 145: boxwood.v1.Boxwood.ListSessions:output_type -> boxwood.v1.ListSessionsResponse
+	56,  // 146: boxwood.v1.Boxwood.Interrupt:output_type -> boxwood.v1.InterruptResponse
+	58,  // 147: boxwood.v1.Boxwood.CancelTurn:output_type -> boxwood.v1.CancelTurnResponse
+	60,  // 148: boxwood.v1.Boxwood.ReadFile:output_type -> boxwood.v1.ReadFileResponse
+	62,  // 149: boxwood.v1.Boxwood.WriteFile:output_type -> boxwood.v1.WriteFileResponse
+	65,  // 150: boxwood.v1.Boxwood.Upload:output_type -> boxwood.v1.UploadResponse
+	67,  // 151: boxwood.v1.Boxwood.Download:output_type -> boxwood.v1.DownloadResponse
+	69,  // 152: boxwood.v1.Boxwood.Fork:output_type -> boxwood.v1.ForkResult
+	72,  // 153: boxwood.v1.Boxwood.Rollback:output_type -> boxwood.v1.RollbackResponse
+	74,  // 154: boxwood.v1.Boxwood.Release:output_type -> boxwood.v1.ReleaseResponse
+	76,  // 155: boxwood.v1.Boxwood.Renew:output_type -> boxwood.v1.RenewResponse
+	78,  // 156: boxwood.v1.Boxwood.ListSandboxes:output_type -> boxwood.v1.ListSandboxesResponse
+	80,  // 157: boxwood.v1.Boxwood.WaitCaptured:output_type -> boxwood.v1.WaitCapturedResponse
+	83,  // 158: boxwood.v1.Boxwood.Evaluate:output_type -> boxwood.v1.EvaluateResponse
+	14,  // 159: boxwood.v1.Boxwood.GetNode:output_type -> boxwood.v1.Node
+	14,  // 160: boxwood.v1.Boxwood.ListNodes:output_type -> boxwood.v1.Node
+	87,  // 161: boxwood.v1.Boxwood.WatchTree:output_type -> boxwood.v1.TreeEvent
+	90,  // 162: boxwood.v1.Boxwood.Annotate:output_type -> boxwood.v1.AnnotateResponse
+	92,  // 163: boxwood.v1.Boxwood.Backup:output_type -> boxwood.v1.BackupResponse
+	94,  // 164: boxwood.v1.Boxwood.GetPayload:output_type -> boxwood.v1.GetPayloadResponse
+	96,  // 165: boxwood.v1.Boxwood.Prune:output_type -> boxwood.v1.PruneResponse
+	98,  // 166: boxwood.v1.Boxwood.Pin:output_type -> boxwood.v1.PinResponse
+	100, // 167: boxwood.v1.Boxwood.Unpin:output_type -> boxwood.v1.UnpinResponse
+	102, // 168: boxwood.v1.Boxwood.ExportTree:output_type -> boxwood.v1.ExportTreeChunk
+	105, // 169: boxwood.v1.Boxwood.ImportTree:output_type -> boxwood.v1.ImportTreeResponse
+	115, // 170: boxwood.v1.Boxwood.ExportStats:output_type -> boxwood.v1.ExportStatsChunk
+	119, // 171: boxwood.v1.Boxwood.ListTables:output_type -> boxwood.v1.ListTablesResponse
+	132, // [132:172] is the sub-list for method output_type
+	92,  // [92:132] is the sub-list for method input_type
+	92,  // [92:92] is the sub-list for extension type_name
+	92,  // [92:92] is the sub-list for extension extendee
+	0,   // [0:92] is the sub-list for field type_name
 }
 
 func init() { file_boxwood_v1_boxwood_proto_init() }
@@ -8805,29 +9518,29 @@ func file_boxwood_v1_boxwood_proto_init() {
 		(*TurnEvent_Command)(nil),
 		(*TurnEvent_Result)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[44].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[53].OneofWrappers = []any{
 		(*UploadRequest_Start)(nil),
 		(*UploadRequest_Chunk)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[50].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[59].OneofWrappers = []any{
 		(*ForkResult_Sandbox)(nil),
 		(*ForkResult_Error)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[63].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[72].OneofWrappers = []any{
 		(*Grader_Image)(nil),
 		(*Grader_NodeId)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[68].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[77].OneofWrappers = []any{
 		(*TreeEvent_Node)(nil),
 		(*TreeEvent_RemovedNodeId)(nil),
 		(*TreeEvent_Tree)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[69].OneofWrappers = []any{}
-	file_boxwood_v1_boxwood_proto_msgTypes[84].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[78].OneofWrappers = []any{}
+	file_boxwood_v1_boxwood_proto_msgTypes[93].OneofWrappers = []any{
 		(*ImportTreeRequest_Start)(nil),
 		(*ImportTreeRequest_Chunk)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[111].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[121].OneofWrappers = []any{
 		(*ForkRequest_Want_NodeId)(nil),
 		(*ForkRequest_Want_SandboxId)(nil),
 	}
@@ -8836,8 +9549,8 @@ func file_boxwood_v1_boxwood_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_boxwood_v1_boxwood_proto_rawDesc), len(file_boxwood_v1_boxwood_proto_rawDesc)),
-			NumEnums:      9,
-			NumMessages:   119,
+			NumEnums:      10,
+			NumMessages:   129,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

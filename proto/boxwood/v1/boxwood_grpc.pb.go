@@ -42,6 +42,10 @@ const (
 	Boxwood_BeginTurn_FullMethodName     = "/boxwood.v1.Boxwood/BeginTurn"
 	Boxwood_Exec_FullMethodName          = "/boxwood.v1.Boxwood/Exec"
 	Boxwood_EndTurn_FullMethodName       = "/boxwood.v1.Boxwood/EndTurn"
+	Boxwood_OpenSession_FullMethodName   = "/boxwood.v1.Boxwood/OpenSession"
+	Boxwood_CloseSession_FullMethodName  = "/boxwood.v1.Boxwood/CloseSession"
+	Boxwood_ListSessions_FullMethodName  = "/boxwood.v1.Boxwood/ListSessions"
+	Boxwood_Interrupt_FullMethodName     = "/boxwood.v1.Boxwood/Interrupt"
 	Boxwood_CancelTurn_FullMethodName    = "/boxwood.v1.Boxwood/CancelTurn"
 	Boxwood_ReadFile_FullMethodName      = "/boxwood.v1.Boxwood/ReadFile"
 	Boxwood_WriteFile_FullMethodName     = "/boxwood.v1.Boxwood/WriteFile"
@@ -93,6 +97,13 @@ type BoxwoodClient interface {
 	BeginTurn(ctx context.Context, in *BeginTurnRequest, opts ...grpc.CallOption) (*BeginTurnResponse, error)
 	Exec(ctx context.Context, in *ExecRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[TurnEvent], error)
 	EndTurn(ctx context.Context, in *EndTurnRequest, opts ...grpc.CallOption) (*TurnResult, error)
+	// Sessions: shells that live on between turns, and in every fork. Opening and
+	// closing one outside BeginTurn/EndTurn is a turn of its own.
+	OpenSession(ctx context.Context, in *OpenSessionRequest, opts ...grpc.CallOption) (*OpenSessionResponse, error)
+	CloseSession(ctx context.Context, in *CloseSessionRequest, opts ...grpc.CallOption) (*CloseSessionResponse, error)
+	ListSessions(ctx context.Context, in *ListSessionsRequest, opts ...grpc.CallOption) (*ListSessionsResponse, error)
+	// Sends SIGINT to what runs in a session's foreground, as ^C does. The turn goes on.
+	Interrupt(ctx context.Context, in *InterruptRequest, opts ...grpc.CallOption) (*InterruptResponse, error)
 	// Kills everything the running turn started; its node is marked cancelled.
 	CancelTurn(ctx context.Context, in *CancelTurnRequest, opts ...grpc.CallOption) (*CancelTurnResponse, error)
 	// Transfers. A write outside BeginTurn/EndTurn is a turn of its own.
@@ -278,6 +289,46 @@ func (c *boxwoodClient) EndTurn(ctx context.Context, in *EndTurnRequest, opts ..
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(TurnResult)
 	err := c.cc.Invoke(ctx, Boxwood_EndTurn_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *boxwoodClient) OpenSession(ctx context.Context, in *OpenSessionRequest, opts ...grpc.CallOption) (*OpenSessionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(OpenSessionResponse)
+	err := c.cc.Invoke(ctx, Boxwood_OpenSession_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *boxwoodClient) CloseSession(ctx context.Context, in *CloseSessionRequest, opts ...grpc.CallOption) (*CloseSessionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CloseSessionResponse)
+	err := c.cc.Invoke(ctx, Boxwood_CloseSession_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *boxwoodClient) ListSessions(ctx context.Context, in *ListSessionsRequest, opts ...grpc.CallOption) (*ListSessionsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListSessionsResponse)
+	err := c.cc.Invoke(ctx, Boxwood_ListSessions_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *boxwoodClient) Interrupt(ctx context.Context, in *InterruptRequest, opts ...grpc.CallOption) (*InterruptResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(InterruptResponse)
+	err := c.cc.Invoke(ctx, Boxwood_Interrupt_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -618,6 +669,13 @@ type BoxwoodServer interface {
 	BeginTurn(context.Context, *BeginTurnRequest) (*BeginTurnResponse, error)
 	Exec(*ExecRequest, grpc.ServerStreamingServer[TurnEvent]) error
 	EndTurn(context.Context, *EndTurnRequest) (*TurnResult, error)
+	// Sessions: shells that live on between turns, and in every fork. Opening and
+	// closing one outside BeginTurn/EndTurn is a turn of its own.
+	OpenSession(context.Context, *OpenSessionRequest) (*OpenSessionResponse, error)
+	CloseSession(context.Context, *CloseSessionRequest) (*CloseSessionResponse, error)
+	ListSessions(context.Context, *ListSessionsRequest) (*ListSessionsResponse, error)
+	// Sends SIGINT to what runs in a session's foreground, as ^C does. The turn goes on.
+	Interrupt(context.Context, *InterruptRequest) (*InterruptResponse, error)
 	// Kills everything the running turn started; its node is marked cancelled.
 	CancelTurn(context.Context, *CancelTurnRequest) (*CancelTurnResponse, error)
 	// Transfers. A write outside BeginTurn/EndTurn is a turn of its own.
@@ -704,6 +762,18 @@ func (UnimplementedBoxwoodServer) Exec(*ExecRequest, grpc.ServerStreamingServer[
 }
 func (UnimplementedBoxwoodServer) EndTurn(context.Context, *EndTurnRequest) (*TurnResult, error) {
 	return nil, status.Error(codes.Unimplemented, "method EndTurn not implemented")
+}
+func (UnimplementedBoxwoodServer) OpenSession(context.Context, *OpenSessionRequest) (*OpenSessionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method OpenSession not implemented")
+}
+func (UnimplementedBoxwoodServer) CloseSession(context.Context, *CloseSessionRequest) (*CloseSessionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CloseSession not implemented")
+}
+func (UnimplementedBoxwoodServer) ListSessions(context.Context, *ListSessionsRequest) (*ListSessionsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListSessions not implemented")
+}
+func (UnimplementedBoxwoodServer) Interrupt(context.Context, *InterruptRequest) (*InterruptResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Interrupt not implemented")
 }
 func (UnimplementedBoxwoodServer) CancelTurn(context.Context, *CancelTurnRequest) (*CancelTurnResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CancelTurn not implemented")
@@ -974,6 +1044,78 @@ func _Boxwood_EndTurn_Handler(srv interface{}, ctx context.Context, dec func(int
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(BoxwoodServer).EndTurn(ctx, req.(*EndTurnRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Boxwood_OpenSession_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(OpenSessionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BoxwoodServer).OpenSession(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Boxwood_OpenSession_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BoxwoodServer).OpenSession(ctx, req.(*OpenSessionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Boxwood_CloseSession_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CloseSessionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BoxwoodServer).CloseSession(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Boxwood_CloseSession_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BoxwoodServer).CloseSession(ctx, req.(*CloseSessionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Boxwood_ListSessions_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListSessionsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BoxwoodServer).ListSessions(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Boxwood_ListSessions_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BoxwoodServer).ListSessions(ctx, req.(*ListSessionsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Boxwood_Interrupt_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(InterruptRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BoxwoodServer).Interrupt(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Boxwood_Interrupt_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BoxwoodServer).Interrupt(ctx, req.(*InterruptRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1402,6 +1544,22 @@ var Boxwood_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "EndTurn",
 			Handler:    _Boxwood_EndTurn_Handler,
+		},
+		{
+			MethodName: "OpenSession",
+			Handler:    _Boxwood_OpenSession_Handler,
+		},
+		{
+			MethodName: "CloseSession",
+			Handler:    _Boxwood_CloseSession_Handler,
+		},
+		{
+			MethodName: "ListSessions",
+			Handler:    _Boxwood_ListSessions_Handler,
+		},
+		{
+			MethodName: "Interrupt",
+			Handler:    _Boxwood_Interrupt_Handler,
 		},
 		{
 			MethodName: "CancelTurn",

@@ -147,6 +147,21 @@ ACK_CAPTURED: Ack.ValueType  # 1
 """The reply waits until the node is captured or withheld."""
 global___Ack = Ack
 
+class _SessionKind:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _SessionKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_SessionKind.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    SESSION_KIND_UNSPECIFIED: _SessionKind.ValueType  # 0
+    SESSION_KIND_BASH: _SessionKind.ValueType  # 1
+
+class SessionKind(_SessionKind, metaclass=_SessionKindEnumTypeWrapper): ...
+
+SESSION_KIND_UNSPECIFIED: SessionKind.ValueType  # 0
+SESSION_KIND_BASH: SessionKind.ValueType  # 1
+global___SessionKind = SessionKind
+
 @typing.final
 class Error(google.protobuf.message.Message):
     """---- errors ----------------------------------------------------------------
@@ -229,6 +244,8 @@ class Effect(google.protobuf.message.Message):
         EXTERNAL: Effect._Kind.ValueType  # 9
         UNKNOWN: Effect._Kind.ValueType  # 10
         """Something that could not be resolved; counted as changed."""
+        PROCESS_CHANGED: Effect._Kind.ValueType  # 11
+        """A session is no longer as it was; `detail` names what changed in it."""
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
     KIND_UNSPECIFIED: Effect.Kind.ValueType  # 0
@@ -243,6 +260,8 @@ class Effect(google.protobuf.message.Message):
     EXTERNAL: Effect.Kind.ValueType  # 9
     UNKNOWN: Effect.Kind.ValueType  # 10
     """Something that could not be resolved; counted as changed."""
+    PROCESS_CHANGED: Effect.Kind.ValueType  # 11
+    """A session is no longer as it was; `detail` names what changed in it."""
 
     KIND_FIELD_NUMBER: builtins.int
     SUBJECT_FIELD_NUMBER: builtins.int
@@ -1203,6 +1222,7 @@ class Command(google.protobuf.message.Message):
     STDIN_FIELD_NUMBER: builtins.int
     DEADLINE_NS_FIELD_NUMBER: builtins.int
     OUTPUT_LIMIT_FIELD_NUMBER: builtins.int
+    SESSION_FIELD_NUMBER: builtins.int
     shell: builtins.bytes
     cwd: builtins.str
     user: builtins.str
@@ -1213,6 +1233,12 @@ class Command(google.protobuf.message.Message):
     output_limit: builtins.int
     """How much of each stream is kept, half head and half tail; 0: the default (64 KiB),
     at most 4 MiB.
+    """
+    session: builtins.str
+    """Names the session whose shell runs `shell`, which may be any text that a shell can be
+    given. Its folder, user and environment are the session's own, and `stdin` is typed
+    into its terminal. At the deadline it is interrupted first; what that doesn't end is
+    killed, at last the session.
     """
     @property
     def argv(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
@@ -1231,8 +1257,9 @@ class Command(google.protobuf.message.Message):
         stdin: builtins.bytes = ...,
         deadline_ns: builtins.int = ...,
         output_limit: builtins.int = ...,
+        session: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["argv", b"argv", "cwd", b"cwd", "deadline_ns", b"deadline_ns", "env", b"env", "output_limit", b"output_limit", "shell", b"shell", "stdin", b"stdin", "user", b"user"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["argv", b"argv", "cwd", b"cwd", "deadline_ns", b"deadline_ns", "env", b"env", "output_limit", b"output_limit", "session", b"session", "shell", b"shell", "stdin", b"stdin", "user", b"user"]) -> None: ...
 
 global___Command = Command
 
@@ -1356,10 +1383,13 @@ class CommandResult(google.protobuf.message.Message):
     STATUS_FIELD_NUMBER: builtins.int
     WALL_NS_FIELD_NUMBER: builtins.int
     UNSTREAMED_FIELD_NUMBER: builtins.int
+    SESSION_ENDED_FIELD_NUMBER: builtins.int
     status: global___TurnStatus.ValueType
     wall_ns: builtins.int
     unstreamed: builtins.int
     """As in TurnResult."""
+    session_ended: builtins.bool
+    """The shell of the command's session is gone."""
     @property
     def observation(self) -> global___Observation: ...
     def __init__(
@@ -1369,9 +1399,10 @@ class CommandResult(google.protobuf.message.Message):
         status: global___TurnStatus.ValueType = ...,
         wall_ns: builtins.int = ...,
         unstreamed: builtins.int = ...,
+        session_ended: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["observation", b"observation"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["observation", b"observation", "status", b"status", "unstreamed", b"unstreamed", "wall_ns", b"wall_ns"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["observation", b"observation", "session_ended", b"session_ended", "status", b"status", "unstreamed", b"unstreamed", "wall_ns", b"wall_ns"]) -> None: ...
 
 global___CommandResult = CommandResult
 
@@ -1415,11 +1446,16 @@ class TurnResult(google.protobuf.message.Message):
     TIMINGS_FIELD_NUMBER: builtins.int
     SANDBOX_LOST_FIELD_NUMBER: builtins.int
     UNSTREAMED_FIELD_NUMBER: builtins.int
+    SESSION_ENDED_FIELD_NUMBER: builtins.int
     sandbox_lost: builtins.bool
     """Set when the sandbox did not survive the turn."""
     unstreamed: builtins.int
     """Bytes of output that were left out of the stream because the client was too
     slow to take them. The observation has head and tail of everything.
+    """
+    session_ended: builtins.bool
+    """The shell of a session that the turn used is gone: it exited, or it could be
+    stopped in no other way.
     """
     @property
     def node(self) -> global___Node: ...
@@ -1432,9 +1468,10 @@ class TurnResult(google.protobuf.message.Message):
         timings: global___Timings | None = ...,
         sandbox_lost: builtins.bool = ...,
         unstreamed: builtins.int = ...,
+        session_ended: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["node", b"node", "timings", b"timings"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["node", b"node", "sandbox_lost", b"sandbox_lost", "timings", b"timings", "unstreamed", b"unstreamed"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node", b"node", "sandbox_lost", b"sandbox_lost", "session_ended", b"session_ended", "timings", b"timings", "unstreamed", b"unstreamed"]) -> None: ...
 
 global___TurnResult = TurnResult
 
@@ -1526,6 +1563,230 @@ class EndTurnRequest(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["ack", b"ack", "idempotency_key", b"idempotency_key", "node", b"node", "turn_id", b"turn_id"]) -> None: ...
 
 global___EndTurnRequest = EndTurnRequest
+
+@typing.final
+class Session(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    TTY_FIELD_NUMBER: builtins.int
+    PID_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Unique in its sandbox, and the same in every fork."""
+    kind: global___SessionKind.ValueType
+    tty: builtins.bool
+    """Its stdout and stderr are a terminal; else a pipe each."""
+    pid: builtins.int
+    """The shell's pid in the sandbox, the same in every fork."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        kind: global___SessionKind.ValueType = ...,
+        tty: builtins.bool = ...,
+        pid: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["kind", b"kind", "name", b"name", "pid", b"pid", "tty", b"tty"]) -> None: ...
+
+global___Session = Session
+
+@typing.final
+class OpenSessionRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class EnvEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    SANDBOX_ID_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    TTY_FIELD_NUMBER: builtins.int
+    ROWS_FIELD_NUMBER: builtins.int
+    COLS_FIELD_NUMBER: builtins.int
+    CWD_FIELD_NUMBER: builtins.int
+    USER_FIELD_NUMBER: builtins.int
+    ENV_FIELD_NUMBER: builtins.int
+    TURN_ID_FIELD_NUMBER: builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: builtins.int
+    sandbox_id: builtins.str
+    name: builtins.str
+    """1 to 63 printable characters without spaces and slashes."""
+    kind: global___SessionKind.ValueType
+    """Unspecified means bash."""
+    tty: builtins.bool
+    rows: builtins.int
+    """Of the terminal; 0: 24 and 80."""
+    cols: builtins.int
+    cwd: builtins.str
+    user: builtins.str
+    turn_id: builtins.str
+    """Inside a BeginTurn; empty: a turn of its own."""
+    idempotency_key: builtins.str
+    @property
+    def env(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        sandbox_id: builtins.str = ...,
+        name: builtins.str = ...,
+        kind: global___SessionKind.ValueType = ...,
+        tty: builtins.bool = ...,
+        rows: builtins.int = ...,
+        cols: builtins.int = ...,
+        cwd: builtins.str = ...,
+        user: builtins.str = ...,
+        env: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        turn_id: builtins.str = ...,
+        idempotency_key: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cols", b"cols", "cwd", b"cwd", "env", b"env", "idempotency_key", b"idempotency_key", "kind", b"kind", "name", b"name", "rows", b"rows", "sandbox_id", b"sandbox_id", "tty", b"tty", "turn_id", b"turn_id", "user", b"user"]) -> None: ...
+
+global___OpenSessionRequest = OpenSessionRequest
+
+@typing.final
+class OpenSessionResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: builtins.int
+    RESULT_FIELD_NUMBER: builtins.int
+    @property
+    def session(self) -> global___Session: ...
+    @property
+    def result(self) -> global___TurnResult:
+        """Set if it was a turn of its own."""
+
+    def __init__(
+        self,
+        *,
+        session: global___Session | None = ...,
+        result: global___TurnResult | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["result", b"result", "session", b"session"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["result", b"result", "session", b"session"]) -> None: ...
+
+global___OpenSessionResponse = OpenSessionResponse
+
+@typing.final
+class CloseSessionRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SANDBOX_ID_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    TURN_ID_FIELD_NUMBER: builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: builtins.int
+    sandbox_id: builtins.str
+    name: builtins.str
+    turn_id: builtins.str
+    idempotency_key: builtins.str
+    def __init__(
+        self,
+        *,
+        sandbox_id: builtins.str = ...,
+        name: builtins.str = ...,
+        turn_id: builtins.str = ...,
+        idempotency_key: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["idempotency_key", b"idempotency_key", "name", b"name", "sandbox_id", b"sandbox_id", "turn_id", b"turn_id"]) -> None: ...
+
+global___CloseSessionRequest = CloseSessionRequest
+
+@typing.final
+class CloseSessionResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RESULT_FIELD_NUMBER: builtins.int
+    @property
+    def result(self) -> global___TurnResult:
+        """Set if it was a turn of its own."""
+
+    def __init__(
+        self,
+        *,
+        result: global___TurnResult | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["result", b"result"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["result", b"result"]) -> None: ...
+
+global___CloseSessionResponse = CloseSessionResponse
+
+@typing.final
+class ListSessionsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SANDBOX_ID_FIELD_NUMBER: builtins.int
+    sandbox_id: builtins.str
+    def __init__(
+        self,
+        *,
+        sandbox_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["sandbox_id", b"sandbox_id"]) -> None: ...
+
+global___ListSessionsRequest = ListSessionsRequest
+
+@typing.final
+class ListSessionsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSIONS_FIELD_NUMBER: builtins.int
+    @property
+    def sessions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Session]: ...
+    def __init__(
+        self,
+        *,
+        sessions: collections.abc.Iterable[global___Session] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["sessions", b"sessions"]) -> None: ...
+
+global___ListSessionsResponse = ListSessionsResponse
+
+@typing.final
+class InterruptRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SANDBOX_ID_FIELD_NUMBER: builtins.int
+    SESSION_FIELD_NUMBER: builtins.int
+    sandbox_id: builtins.str
+    session: builtins.str
+    def __init__(
+        self,
+        *,
+        sandbox_id: builtins.str = ...,
+        session: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["sandbox_id", b"sandbox_id", "session", b"session"]) -> None: ...
+
+global___InterruptRequest = InterruptRequest
+
+@typing.final
+class InterruptResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WAS_RUNNING_FIELD_NUMBER: builtins.int
+    was_running: builtins.bool
+    """Whether something ran in the session's foreground."""
+    def __init__(
+        self,
+        *,
+        was_running: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["was_running", b"was_running"]) -> None: ...
+
+global___InterruptResponse = InterruptResponse
 
 @typing.final
 class CancelTurnRequest(google.protobuf.message.Message):

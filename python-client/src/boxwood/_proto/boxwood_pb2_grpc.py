@@ -89,6 +89,26 @@ class BoxwoodStub(object):
                 request_serializer=boxwood_dot_v1_dot_boxwood__pb2.EndTurnRequest.SerializeToString,
                 response_deserializer=boxwood_dot_v1_dot_boxwood__pb2.TurnResult.FromString,
                 _registered_method=True)
+        self.OpenSession = channel.unary_unary(
+                '/boxwood.v1.Boxwood/OpenSession',
+                request_serializer=boxwood_dot_v1_dot_boxwood__pb2.OpenSessionRequest.SerializeToString,
+                response_deserializer=boxwood_dot_v1_dot_boxwood__pb2.OpenSessionResponse.FromString,
+                _registered_method=True)
+        self.CloseSession = channel.unary_unary(
+                '/boxwood.v1.Boxwood/CloseSession',
+                request_serializer=boxwood_dot_v1_dot_boxwood__pb2.CloseSessionRequest.SerializeToString,
+                response_deserializer=boxwood_dot_v1_dot_boxwood__pb2.CloseSessionResponse.FromString,
+                _registered_method=True)
+        self.ListSessions = channel.unary_unary(
+                '/boxwood.v1.Boxwood/ListSessions',
+                request_serializer=boxwood_dot_v1_dot_boxwood__pb2.ListSessionsRequest.SerializeToString,
+                response_deserializer=boxwood_dot_v1_dot_boxwood__pb2.ListSessionsResponse.FromString,
+                _registered_method=True)
+        self.Interrupt = channel.unary_unary(
+                '/boxwood.v1.Boxwood/Interrupt',
+                request_serializer=boxwood_dot_v1_dot_boxwood__pb2.InterruptRequest.SerializeToString,
+                response_deserializer=boxwood_dot_v1_dot_boxwood__pb2.InterruptResponse.FromString,
+                _registered_method=True)
         self.CancelTurn = channel.unary_unary(
                 '/boxwood.v1.Boxwood/CancelTurn',
                 request_serializer=boxwood_dot_v1_dot_boxwood__pb2.CancelTurnRequest.SerializeToString,
@@ -290,6 +310,33 @@ class BoxwoodServicer(object):
 
     def EndTurn(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def OpenSession(self, request, context):
+        """Sessions: shells that live on between turns, and in every fork. Opening and
+        closing one outside BeginTurn/EndTurn is a turn of its own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CloseSession(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSessions(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Interrupt(self, request, context):
+        """Sends SIGINT to what runs in a session's foreground, as ^C does. The turn goes on.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -520,6 +567,26 @@ def add_BoxwoodServicer_to_server(servicer, server):
                     servicer.EndTurn,
                     request_deserializer=boxwood_dot_v1_dot_boxwood__pb2.EndTurnRequest.FromString,
                     response_serializer=boxwood_dot_v1_dot_boxwood__pb2.TurnResult.SerializeToString,
+            ),
+            'OpenSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenSession,
+                    request_deserializer=boxwood_dot_v1_dot_boxwood__pb2.OpenSessionRequest.FromString,
+                    response_serializer=boxwood_dot_v1_dot_boxwood__pb2.OpenSessionResponse.SerializeToString,
+            ),
+            'CloseSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.CloseSession,
+                    request_deserializer=boxwood_dot_v1_dot_boxwood__pb2.CloseSessionRequest.FromString,
+                    response_serializer=boxwood_dot_v1_dot_boxwood__pb2.CloseSessionResponse.SerializeToString,
+            ),
+            'ListSessions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSessions,
+                    request_deserializer=boxwood_dot_v1_dot_boxwood__pb2.ListSessionsRequest.FromString,
+                    response_serializer=boxwood_dot_v1_dot_boxwood__pb2.ListSessionsResponse.SerializeToString,
+            ),
+            'Interrupt': grpc.unary_unary_rpc_method_handler(
+                    servicer.Interrupt,
+                    request_deserializer=boxwood_dot_v1_dot_boxwood__pb2.InterruptRequest.FromString,
+                    response_serializer=boxwood_dot_v1_dot_boxwood__pb2.InterruptResponse.SerializeToString,
             ),
             'CancelTurn': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelTurn,
@@ -944,6 +1011,114 @@ class Boxwood(object):
             '/boxwood.v1.Boxwood/EndTurn',
             boxwood_dot_v1_dot_boxwood__pb2.EndTurnRequest.SerializeToString,
             boxwood_dot_v1_dot_boxwood__pb2.TurnResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/boxwood.v1.Boxwood/OpenSession',
+            boxwood_dot_v1_dot_boxwood__pb2.OpenSessionRequest.SerializeToString,
+            boxwood_dot_v1_dot_boxwood__pb2.OpenSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CloseSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/boxwood.v1.Boxwood/CloseSession',
+            boxwood_dot_v1_dot_boxwood__pb2.CloseSessionRequest.SerializeToString,
+            boxwood_dot_v1_dot_boxwood__pb2.CloseSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/boxwood.v1.Boxwood/ListSessions',
+            boxwood_dot_v1_dot_boxwood__pb2.ListSessionsRequest.SerializeToString,
+            boxwood_dot_v1_dot_boxwood__pb2.ListSessionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Interrupt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/boxwood.v1.Boxwood/Interrupt',
+            boxwood_dot_v1_dot_boxwood__pb2.InterruptRequest.SerializeToString,
+            boxwood_dot_v1_dot_boxwood__pb2.InterruptResponse.FromString,
             options,
             channel_credentials,
             insecure,

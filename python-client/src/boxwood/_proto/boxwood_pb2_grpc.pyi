@@ -96,6 +96,30 @@ class BoxwoodStub:
         boxwood_pb2.TurnResult,
     ]
 
+    OpenSession: grpc.UnaryUnaryMultiCallable[
+        boxwood_pb2.OpenSessionRequest,
+        boxwood_pb2.OpenSessionResponse,
+    ]
+    """Sessions: shells that live on between turns, and in every fork. Opening and
+    closing one outside BeginTurn/EndTurn is a turn of its own.
+    """
+
+    CloseSession: grpc.UnaryUnaryMultiCallable[
+        boxwood_pb2.CloseSessionRequest,
+        boxwood_pb2.CloseSessionResponse,
+    ]
+
+    ListSessions: grpc.UnaryUnaryMultiCallable[
+        boxwood_pb2.ListSessionsRequest,
+        boxwood_pb2.ListSessionsResponse,
+    ]
+
+    Interrupt: grpc.UnaryUnaryMultiCallable[
+        boxwood_pb2.InterruptRequest,
+        boxwood_pb2.InterruptResponse,
+    ]
+    """Sends SIGINT to what runs in a session's foreground, as ^C does. The turn goes on."""
+
     CancelTurn: grpc.UnaryUnaryMultiCallable[
         boxwood_pb2.CancelTurnRequest,
         boxwood_pb2.CancelTurnResponse,
@@ -309,6 +333,30 @@ class BoxwoodAsyncStub:
         boxwood_pb2.EndTurnRequest,
         boxwood_pb2.TurnResult,
     ]
+
+    OpenSession: grpc.aio.UnaryUnaryMultiCallable[
+        boxwood_pb2.OpenSessionRequest,
+        boxwood_pb2.OpenSessionResponse,
+    ]
+    """Sessions: shells that live on between turns, and in every fork. Opening and
+    closing one outside BeginTurn/EndTurn is a turn of its own.
+    """
+
+    CloseSession: grpc.aio.UnaryUnaryMultiCallable[
+        boxwood_pb2.CloseSessionRequest,
+        boxwood_pb2.CloseSessionResponse,
+    ]
+
+    ListSessions: grpc.aio.UnaryUnaryMultiCallable[
+        boxwood_pb2.ListSessionsRequest,
+        boxwood_pb2.ListSessionsResponse,
+    ]
+
+    Interrupt: grpc.aio.UnaryUnaryMultiCallable[
+        boxwood_pb2.InterruptRequest,
+        boxwood_pb2.InterruptResponse,
+    ]
+    """Sends SIGINT to what runs in a session's foreground, as ^C does. The turn goes on."""
 
     CancelTurn: grpc.aio.UnaryUnaryMultiCallable[
         boxwood_pb2.CancelTurnRequest,
@@ -545,6 +593,38 @@ class BoxwoodServicer(metaclass=abc.ABCMeta):
         request: boxwood_pb2.EndTurnRequest,
         context: _ServicerContext,
     ) -> typing.Union[boxwood_pb2.TurnResult, collections.abc.Awaitable[boxwood_pb2.TurnResult]]: ...
+
+    @abc.abstractmethod
+    def OpenSession(
+        self,
+        request: boxwood_pb2.OpenSessionRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[boxwood_pb2.OpenSessionResponse, collections.abc.Awaitable[boxwood_pb2.OpenSessionResponse]]:
+        """Sessions: shells that live on between turns, and in every fork. Opening and
+        closing one outside BeginTurn/EndTurn is a turn of its own.
+        """
+
+    @abc.abstractmethod
+    def CloseSession(
+        self,
+        request: boxwood_pb2.CloseSessionRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[boxwood_pb2.CloseSessionResponse, collections.abc.Awaitable[boxwood_pb2.CloseSessionResponse]]: ...
+
+    @abc.abstractmethod
+    def ListSessions(
+        self,
+        request: boxwood_pb2.ListSessionsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[boxwood_pb2.ListSessionsResponse, collections.abc.Awaitable[boxwood_pb2.ListSessionsResponse]]: ...
+
+    @abc.abstractmethod
+    def Interrupt(
+        self,
+        request: boxwood_pb2.InterruptRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[boxwood_pb2.InterruptResponse, collections.abc.Awaitable[boxwood_pb2.InterruptResponse]]:
+        """Sends SIGINT to what runs in a session's foreground, as ^C does. The turn goes on."""
 
     @abc.abstractmethod
     def CancelTurn(

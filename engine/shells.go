@@ -1,0 +1,529 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/boxwood-rl/boxwood/engine/box"
+	"github.com/boxwood-rl/boxwood/engine/shell"
+	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/tree"
+)
+
+// Kind shells: sessions alone survive, each idle. What they are is text, taken at the end of
+// each turn; what is kept of them in a checkpoint is that text.
+
+// shellLimit bounds each exchange in which a shell describes itself or is restored. What it
+// has to read adds to it: a bash reads some MiB a second, and the host may be busy.
+const (
+	shellLimit   = 20 * time.Second
+	shellSeconds = 500 << 10 // bytes that give a second more
+)
+
+// savedShell is one session as it is kept: what it is started with, what it is told,
+// and what it has to say of itself then.
+type savedShell struct {
+	Name        string
+	PID, PTS    int
+	TTY         bool
+	User, Cwd   string
+	Umask       uint32
+	Terminal    box.Terminal
+	Description []byte // shell.Description.Bytes
+}
+
+// shells is what a body knows of its sessions. One goroutine at a time uses it: that of
+// the turn, or of the capture.
+type shells struct {
+	// last are the descriptions at the end of the last turn, by name; what a turn did to a
+	// session is what differs.
+	last map[string]*shell.Description
+	// now is the content of a process state that would be saved now; nil: there is none, and why
+	// says why not.
+	now []byte
+	why string
+	// kept is the content of the process state keptID, which a checkpoint may name.
+	kept   []byte
+	keptID ids.Process
+	// beyond: something other than processes changed since the last capture.
+	beyond bool
+	// shadowed: the sessions with a function that stands in builtin's place.
+	shadowed map[string]bool
+}
+
+// own are the values of variables that belong to a body and not to what runs in it.
+func (b *body) own() shell.Own {
+	own := shell.Own{"BOXWOOD_GENERATION": string(b.gen), "HOSTNAME": b.hostname}
+	if b.seed != "" {
+		own["BOXWOOD_SEED"] = b.seed
+	}
+	return own
+}
+
+// stdinOf is what commands of a session read from.
+func stdinOf(s box.Session) string {
+	if s.TTY {
+		return fmt.Sprintf("/dev/pts/%d", s.PTS)
+	}
+	return "/dev/null"
+}
+
+// describeShell has one session describe itself.
+func describeShell(ctx context.Context, bx box.Box, s box.Session, own shell.Own) (*savedShell, *shell.Description, error) {
+	facts, err := bx.Idle(s.Name)
+	if err != nil {
+		return nil, nil, err
+	}
+	if facts.Busy != "" {
+		return nil, nil, errBusyShell(s.Name, facts.Busy)
+	}
+	l := &shell.Listener{Token: shell.Token()}
+	end, err := bx.Talk(ctx, box.Talk{Session: s.Name, Say: shell.Describe(l.Token), Heard: l.Hear, Deadline: time.Now().Add(shellLimit)})
+	return heardShell(ctx, bx, s, own, l, end, err)
+}
+
+func errBusyShell(name, why string) error {
+	return fault.New(fault.Precondition, "shell_busy", "session %s is more than an idle shell: %s", name, why)
+}
+
+// heardShell makes of what was heard what is kept.
+func heardShell(ctx context.Context, bx box.Box, s box.Session, own shell.Own, l *shell.Listener, end box.TalkEnd, err error) (*savedShell, *shell.Description, error) {
+	switch {
+	case err != nil:
+		return nil, nil, fmt.Errorf("describing session %s: %w", s.Name, err)
+	case end.Ended:
+		return nil, nil, fault.New(fault.Precondition, "shell_ended", "session %s ended while it was to describe itself", s.Name)
+	case end.TimedOut || end.Interrupted:
+		return nil, nil, fault.New(fault.Precondition, "shell_silent", "session %s didn't describe itself in %s", s.Name, shellLimit)
+	}
+	d, err := l.Parse(own)
+	if err != nil {
+		return nil, nil, fmt.Errorf("describing session %s: %w", s.Name, err)
+	}
+	facts, err := bx.Idle(s.Name)
+	if err != nil {
+		return nil, nil, err
+	}
+	if facts.Busy != "" {
+		return nil, nil, errBusyShell(s.Name, facts.Busy)
+	}
+	d.Kernel, d.Limits = facts.Text, facts.Limits
+	term, unread, err := bx.TerminalOf(ctx, s.Name)
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading the terminal of session %s: %w", s.Name, err)
+	}
+	if unread > 0 {
+		return nil, nil, errBusyShell(s.Name, "keys were typed that nobody has read")
+	}
+	return &savedShell{
+		Name: s.Name, PID: s.PID, PTS: s.PTS, TTY: s.TTY, User: facts.User, Cwd: facts.Cwd, Umask: facts.Umask,
+		Terminal: term, Description: d.Bytes(),
+	}, d, nil
+}
+
+// describe has all sessions of a body describe themselves, and remembers what they say.
+func (b *body) describe(ctx context.Context) {
+	b.shells.now, b.shells.why = nil, ""
+	last := map[string]*shell.Description{}
+	var all []*savedShell
+	for _, s := range b.box.Sessions() {
+		saved, d, err := describeShell(ctx, b.box, s, b.own())
+		if err != nil {
+			b.shells.why = fault.As(err).Message
+			continue
+		}
+		last[s.Name] = d
+		b.shells.shade(s.Name, shell.Shadowed(d))
+		all = append(all, saved)
+	}
+	b.shells.last = last
+	if b.shells.why == "" && len(all) > 0 {
+		b.shells.now = contentOf(all)
+	}
+}
+
+func (s *shells) shade(name string, shadowed bool) {
+	if s.shadowed == nil {
+		s.shadowed = map[string]bool{}
+	}
+	s.shadowed[name] = shadowed
+}
+
+func contentOf(all []*savedShell) []byte {
+	slices.SortFunc(all, func(x, y *savedShell) int { return strings.Compare(x.Name, y.Name) })
+	content, err := json.Marshal(all)
+	if err != nil {
+		panic(err) // of bytes, strings and numbers
+	}
+	return content
+}
+
+// judgement is what the engine itself says of a turn's process half.
+type judgement struct {
+	changed bool // since the last capture
+	effects []tree.Effect
+	reasons []string
+}
+
+// judgeShells compares sessions with what they were at the last capture and at the end of the last turn.
+func (e *Engine) judgeShells(ctx context.Context, b *body) judgement {
+	if len(b.box.Sessions()) == 0 && len(b.shells.last) == 0 && b.checkpoint.Process != tree.Shells {
+		return judgement{}
+	}
+	was := b.shells.last
+	b.describe(ctx)
+	var j judgement
+	for name, d := range b.shells.last {
+		if names := shell.Diff(orBlank(was[name]), d); was[name] != nil && len(names) > 0 {
+			j.effects = append(j.effects, tree.Effect{Kind: tree.ProcessChanged, Subject: []byte("session " + name), Detail: strings.Join(names, ", ")})
+		}
+	}
+	slices.SortFunc(j.effects, func(x, y tree.Effect) int { return bytes.Compare(x.Subject, y.Subject) })
+	kept, err := b.keptShells(e.vault, e.Store.View())
+	switch {
+	case err != nil:
+		j.reasons = append(j.reasons, "what was saved of sessions can't be read")
+	case b.shells.why != "":
+		j.reasons = append(j.reasons, b.shells.why)
+	case !bytes.Equal(kept, b.shells.now) && comparesShells:
+		j.reasons = append(j.reasons, differingShells(kept, b.shells.now)...)
+	}
+	j.changed = len(j.reasons) > 0
+	return j
+}
+
+func orBlank(d *shell.Description) *shell.Description {
+	if d == nil {
+		return &shell.Description{}
+	}
+	return d
+}
+
+// keptShells is the content of the process state that the last checkpoint has; nil: it has no shells.
+func (b *body) keptShells(v *vault, view *tree.View) ([]byte, error) {
+	id := b.checkpoint.State
+	if b.checkpoint.Process != tree.Shells {
+		return nil, nil
+	}
+	if b.shells.keptID == id {
+		return b.shells.kept, nil
+	}
+	state, err := view.Process(id)
+	if err != nil {
+		return nil, err
+	}
+	content, err := v.file(state)
+	if err == nil {
+		b.shells.kept, b.shells.keptID = content, id
+	}
+	return content, err
+}
+
+// differingShells says in which sessions two contents differ, and in what.
+func differingShells(a, b []byte) (reasons []string) {
+	was, is := readShells(a), readShells(b)
+	for name, s := range is {
+		old, ok := was[name]
+		if !ok {
+			reasons = append(reasons, "session "+name+" is new")
+			continue
+		}
+		if names := s.differs(old); len(names) > 0 {
+			reasons = append(reasons, fmt.Sprintf("session %s changed: %s", name, brief([]byte(strings.Join(names, ", ")), 200)))
+		}
+	}
+	for name := range was {
+		if is[name] == nil {
+			reasons = append(reasons, "session "+name+" has ended")
+		}
+	}
+	slices.Sort(reasons)
+	if len(reasons) == 0 {
+		reasons = []string{"sessions changed"} // in something that has no name
+	}
+	return reasons
+}
+
+func readShells(content []byte) map[string]*savedShell {
+	var all []*savedShell
+	if len(content) > 0 && json.Unmarshal(content, &all) != nil {
+		return nil
+	}
+	m := map[string]*savedShell{}
+	for _, s := range all {
+		m[s.Name] = s
+	}
+	return m
+}
+
+// differs names what a session differs in from another.
+func (s *savedShell) differs(other *savedShell) []string {
+	mine, err := shell.Read(s.Description)
+	theirs, err2 := shell.Read(other.Description)
+	if err != nil || err2 != nil {
+		return []string{"its description"}
+	}
+	names := shell.Diff(mine, theirs)
+	for what, same := range map[string]bool{
+		"pid": s.PID == other.PID, "user": s.User == other.User, "folder": s.Cwd == other.Cwd,
+		"terminal": s.TTY == other.TTY && s.PTS == other.PTS,
+		"terminal settings": s.Terminal.Rows == other.Terminal.Rows && s.Terminal.Cols == other.Terminal.Cols &&
+			bytes.Equal(s.Terminal.Termios, other.Terminal.Termios),
+	} {
+		if !same {
+			names = append(names, what)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// shellsKeeper keeps sessions as text.
+type shellsKeeper struct{ e *Engine }
+
+type shellsSaving struct {
+	e       *Engine
+	b       *body
+	content []byte
+	made    ids.Process // in the vault
+}
+
+func (k shellsKeeper) prepare(ctx context.Context, b *body) (saving, error) {
+	list := b.box.Sessions()
+	if len(list) == 0 || b.shells.beyond {
+		return nil, errOtherKind
+	}
+	if b.shells.now == nil { // nobody has looked since the daemon was started
+		b.describe(ctx)
+	}
+	s := &shellsSaving{e: k.e, b: b, content: b.shells.now}
+	if s.content == nil {
+		return nil, fault.New(fault.Precondition, "shell_undescribed", "%s", b.shells.why)
+	}
+	for _, session := range list {
+		if f, err := b.box.Idle(session.Name); err != nil {
+			return nil, err
+		} else if f.Busy != "" {
+			return nil, errBusyShell(session.Name, f.Busy)
+		}
+	}
+	return s, s.alone()
+}
+
+// alone: nothing survives but the sessions.
+func (s *shellsSaving) alone() error {
+	alive, err := s.b.box.Survivors()
+	if err != nil {
+		return fmt.Errorf("looking for survivors: %w", err)
+	}
+	own := map[int]bool{}
+	for _, session := range s.b.box.Sessions() {
+		own[session.HostPID] = true
+	}
+	for _, p := range alive {
+		if !own[p.HostPID] {
+			return errOtherKind
+		}
+	}
+	if len(alive) != len(own) {
+		return fault.New(fault.Precondition, "shell_ended", "a session has ended since it was described")
+	}
+	return nil
+}
+
+// freeze holds each session against its description, as far as that can be done from outside. It
+// waited at its channel when prepare saw it; nobody has told it anything since; it has no child, no
+// timer and no signal that could have woken it; and nobody else is there to send one.
+func (s *shellsSaving) freeze(context.Context) error {
+	if err := s.alone(); err != nil {
+		return fault.New(fault.Precondition, "survivors", "processes appeared or ended between the turn and its capture")
+	}
+	for name, saved := range readShells(s.content) {
+		facts, err := s.b.box.Facts(name)
+		if err != nil {
+			return err
+		}
+		d, err := shell.Read(saved.Description)
+		if err != nil {
+			return err
+		}
+		if facts.Busy != "" {
+			return errBusyShell(name, facts.Busy)
+		}
+		if !bytes.Equal(facts.Text, d.Kernel) {
+			return fault.New(fault.Precondition, "shell_moved", "session %s changed between its turn and its capture", name)
+		}
+	}
+	return nil
+}
+
+// finish keeps the text, after a shell in a spare zygote has read it and said the same
+// of itself (law 6: what can't be reproduced is found now, while the live one is there).
+func (s *shellsSaving) finish(ctx context.Context, ck *tree.Checkpoint) (*tree.ProcessState, error) {
+	kept, err := s.b.keptShells(s.e.vault, s.e.Store.View())
+	if err == nil && bytes.Equal(kept, s.content) {
+		return s.e.Store.View().Process(s.b.checkpoint.State)
+	}
+	state := &tree.ProcessState{ID: ids.NewProcess(), Kind: tree.Shells, Bytes: int64(len(s.content)), Program: "bash", CreatedAt: time.Now()}
+	if state.Digest, err = s.e.vault.putFile(state.ID, s.content); err != nil {
+		return nil, err
+	}
+	s.made = state.ID
+	trial, err := s.e.embody(ctx, ck, state, ids.NewGeneration(), "", s.b.limits, nil)
+	if err != nil {
+		return nil, fmt.Errorf("trying to restore the sessions: %w", err)
+	}
+	s.e.spares.offer(ck, state, s.b.limits, trial)
+	s.b.shells.kept, s.b.shells.keptID = s.content, state.ID
+	return state, nil
+}
+
+func (s *shellsSaving) abort() {
+	if s.made != "" {
+		s.e.removeState(s.made)
+		s.made = ""
+	}
+}
+
+func (k shellsKeeper) verify(state *tree.ProcessState) error {
+	_, err := k.e.vault.file(state)
+	return err
+}
+
+// start makes a box in which the saved sessions are.
+func (k shellsKeeper) start(ctx context.Context, root box.Root, id box.Identity, state *tree.ProcessState) (_ box.Box, err error) {
+	content, err := k.e.vault.file(state)
+	if err != nil {
+		return nil, err
+	}
+	all := readShells(swapShells(content))
+	if len(all) == 0 {
+		return nil, errVault(state, fmt.Errorf("it has no sessions"))
+	}
+	bx, err := k.e.Boxes.Start(ctx, root, id)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err == nil {
+			return
+		}
+		kill, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		if kerr := bx.Kill(kill); kerr != nil {
+			k.e.log.Error("ending a box whose sessions couldn't be restored", "error", kerr)
+		}
+	}()
+	own := shell.Own{"BOXWOOD_GENERATION": id.Generation, "HOSTNAME": id.Hostname}
+	if id.Seed != "" {
+		own["BOXWOOD_SEED"] = id.Seed
+	}
+	made, err := restoreShells(ctx, bx, all, own)
+	if err != nil {
+		return nil, err
+	}
+	return bx, compareShells(content, made)
+}
+
+// restoreShells opens all sessions first, so that none gets a pid that is another's.
+func restoreShells(ctx context.Context, bx box.Box, all map[string]*savedShell, own shell.Own) ([]byte, error) {
+	type restoring struct {
+		session box.Session
+		d       *shell.Description
+	}
+	var opened []restoring
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		s := all[name]
+		d, err := shell.Read(s.Description)
+		if err != nil {
+			return nil, err
+		}
+		session, err := bx.OpenSession(ctx, box.SessionSpec{
+			Name: name, Argv: shell.Argv, Env: shell.Environment(d), Cwd: s.Cwd, User: s.User, TTY: s.TTY,
+			Terminal: s.Terminal, Umask: s.Umask, PID: s.PID, PTS: s.PTS,
+		})
+		if err != nil {
+			return nil, fmt.Errorf("restoring session %s: %w", name, err)
+		}
+		opened = append(opened, restoring{session, d})
+	}
+	var made []*savedShell
+	for _, r := range opened {
+		l := &shell.Listener{Token: shell.Token()}
+		say := shell.Hello(shell.Greeting{TTY: r.session.TTY, Stdin: stdinOf(r.session)})
+		say = append(append(say, shell.Restore(r.d)...), shell.Describe(l.Token)...)
+		end, err := bx.Talk(ctx, box.Talk{Session: r.session.Name, Say: say, Heard: l.Hear, Deadline: time.Now().Add(shellLimit + time.Duration(len(say))*time.Second/shellSeconds)})
+		s, _, err := heardShell(ctx, bx, r.session, own, l, end, err)
+		if err != nil {
+			return nil, fmt.Errorf("restoring session %s: %w", r.session.Name, err)
+		}
+		made = append(made, s)
+	}
+	return contentOf(made), nil
+}
+
+// compareShells: what was restored is what was saved, to the byte (law 5).
+func compareShells(saved, made []byte) error {
+	if bytes.Equal(saved, made) || !comparesShells {
+		return nil
+	}
+	return fault.New(fault.Precondition, "shell_differs", "a session can't be reproduced: %s", strings.Join(differingShells(saved, made), "; "))
+}
+
+// into adds what the engine found to what the inspector did.
+func (j judgement) into(n *tree.Node) {
+	room := max(0, tree.MaxEffects-len(n.Effects))
+	n.Effects = append(n.Effects, j.effects[:min(room, len(j.effects))]...)
+	n.EffectCount += int64(len(j.effects))
+	if !j.changed {
+		return
+	}
+	if n.Verdict == tree.None {
+		n.Reasons = nil // "nothing changed"
+	}
+	n.Reasons = append(n.Reasons, j.reasons...)
+	switch n.Verdict {
+	case tree.None:
+		n.Verdict = tree.Process
+	case tree.Files:
+		n.Verdict = tree.Both
+	}
+}
+
+// keepable says whether a process half that has changed is worth a capture: it may be
+// one that something here can keep.
+func (e *Engine) keepable(b *body) bool {
+	if e.keepers[tree.Dump] != nil {
+		return true
+	}
+	if b.shells.beyond || b.shells.why != "" {
+		return false
+	}
+	s := &shellsSaving{e: e, b: b}
+	return s.alone() == nil
+}
+
+// rememberShells is for a body whose sessions were just restored: they are as saved.
+func (e *Engine) rememberShells(b *body, state *tree.ProcessState) error {
+	content, err := e.vault.file(state)
+	if err != nil {
+		return err
+	}
+	b.shells.now, b.shells.kept, b.shells.keptID, b.shells.last = content, content, state.ID, map[string]*shell.Description{}
+	for name, s := range readShells(content) {
+		d, err := shell.Read(s.Description)
+		if err != nil {
+			return err
+		}
+		b.shells.last[name] = d
+		b.shells.shade(name, shell.Shadowed(d))
+	}
+	return nil
+}

@@ -1,0 +1,5 @@
+//go:build sabotage_compare
+
+package engine
+
+const comparesShells = false
