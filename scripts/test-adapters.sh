@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# test-adapters.sh [light|harbor...]: the tests of boxwood.integrations, each against the real project at a pinned
+# test-adapters.sh [light|harbor|ray...]: the tests of boxwood.integrations and boxwood.ray, each against the real project at a pinned
 # version, in an environment of its own below .cache/adapters. Without arguments all of them.
 #
 #   light   mini-swe-agent and SWE-ReX (80 MB; in CI)
 #   harbor  Harbor (500 MB; nightly; Python >= 3.12)
+#   ray     Ray: a cluster of three nodes on this machine, with two daemons (300 MB; nightly)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/env.sh
@@ -40,13 +41,13 @@ environment() { # NAME MINIMUM [PIP OPTION...]: makes .cache/adapters/NAME from 
 run() { # NAME TEST...
   local python=$PWD/.cache/adapters/$1/bin/python
   echo "test-adapters: $1, with $(pip ".cache/adapters/$1" list --format=freeze |
-    grep -E '^(mini-swe-agent|swe-rex|harbor)==' | paste -sd ' ')"
+    grep -E '^(mini-swe-agent|swe-rex|harbor|ray)==' | paste -sd ' ')"
   # Warnings of other projects are theirs.
   (cd python-client/tests && timeout --kill-after=10 "${TIMEOUT:-200}" "$python" -m pytest -p no:cacheprovider \
     -c ../pyproject.toml -o filterwarnings=default -q "${@:2}" </dev/null)
 }
 
-[ $# -gt 0 ] || set -- light harbor
+[ $# -gt 0 ] || set -- light harbor ray
 for name; do
   case $name in
   light)
@@ -61,8 +62,12 @@ for name; do
     fi
     run harbor adapters/test_harbor.py
     ;;
+  ray)
+    environment ray 3,10
+    run ray adapters/test_ray.py
+    ;;
   *)
-    sed -n '2,6s/^# \{0,1\}//p' "$0" >&2
+    sed -n '2,7s/^# \{0,1\}//p' "$0" >&2
     exit 2
     ;;
   esac
