@@ -80,7 +80,10 @@ def test_a_code_becomes_its_class(
     assert isinstance(error, origin)
     assert sum(isinstance(error, kind) for kind in ORIGINS.values()) == 1
     assert error.code == code
-    assert error.message == "it failed"
+    if (code, detail_origin) == ("UNIMPLEMENTED", None):  # what grpc itself says of a method it lacks
+        assert "doesn't know ListImages" in error.message
+    else:
+        assert error.message == "it failed"
     assert error.request_id == daemon.fake.named("ListImages")[-1][2]
     assert error.request_id in str(error)
     if detail_origin is not None:
