@@ -67,6 +67,9 @@ func (r *Root) Confine(s Share) error {
 	if err != nil {
 		return err
 	}
+	if !coresHeld {
+		return setAffinity(&set)
+	}
 	refused := func(err error) error {
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ERANGE) || errors.Is(err, unix.EACCES) {
 			return fault.New(fault.Invalid, "bad_cores", "this host has no cores %s", s.Cores).WithHint("nproc and /sys/devices/system/cpu/online show what there is")

@@ -52,7 +52,7 @@ func TestConfine(t *testing.T) {
 		if err := r.Remove(); err != nil {
 			t.Error(err)
 		}
-		if r.cpuset == "" {
+		if r.cpuset == "" || !coresHeld {
 			if err := setAffinity(&before); err != nil {
 				t.Error(err)
 			}

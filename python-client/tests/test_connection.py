@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import pickle
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import threading
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -228,6 +230,26 @@ def test_spawned_processes(sandbox: boxwood.Sandbox) -> None:
         [sys.executable, "-c", code], input=pickle.dumps(sandbox), capture_output=True, timeout=60
     )
     assert done.stdout == b"x\n", done.stderr
+
+
+def work(sandbox: boxwood.Sandbox, queue: Any) -> None:
+    with sandbox._client:
+        queue.put(sandbox.run("cat a").stdout)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_processes_of_multiprocessing(sandbox: boxwood.Sandbox, method: str) -> None:
+    """As a data loader's or an actor's worker gets a handle."""
+    sandbox.run("echo x > a")
+    context = multiprocessing.get_context(method)
+    queue = context.Queue()
+    process = context.Process(target=work, args=(sandbox, queue))
+    process.start()
+    assert queue.get(timeout=60) == b"x\n"
+    process.join(60)
+    assert process.exitcode == 0
+    queue.close()
+    queue.join_thread()
 
 
 def test_fork_after_use(daemon: FakeDaemon) -> None:

@@ -1,0 +1,5 @@
+//go:build sabotage_cores
+
+package cgroup
+
+const coresHeld = false
