@@ -81,7 +81,10 @@ func (e *Engine) capture(ctx context.Context, s *sandbox, b *body, n *tree.Node,
 	}
 	// The sandbox is unharmed, but its next verdict can't lean on this capture.
 	if failedCaptureTaints {
-		b.watch.Tainted(false, "the last capture failed")
+		// The epoch may have begun already, with processes that nobody has saved.
+		alive, lerr := b.box.Survivors()
+		process := n.Verdict == tree.Process || n.Verdict == tree.Both || lerr != nil || len(alive) > 0
+		b.watch.Tainted(process, "the last capture failed")
 	} else {
 		b.watch.NewEpoch(e.Pool.SnapshotDir(b.checkpoint.Snapshot))
 	}

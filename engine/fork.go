@@ -380,7 +380,7 @@ func (e *Engine) materialise(ctx context.Context, b *birth) error {
 	err := failpoint.Hit("fork started")
 	var watch inspector.Watch
 	if err == nil {
-		watch, err = e.watch(made.box, made.upper, b.point.checkpoint)
+		watch, err = e.watch(made.box, made.upper, b.point.checkpoint, b.point.checkpoint.Process == tree.Dump)
 	}
 	if err == nil {
 		made.watch, made.checkpoint = watch, b.point.checkpoint // a spare's may be another tree's over the same snapshot
@@ -464,9 +464,12 @@ func take(ctx context.Context, tokens chan struct{}, node ids.Node) error {
 	}
 }
 
-func (e *Engine) watch(bx box.Box, upper *pool.Upper, ck *tree.Checkpoint) (inspector.Watch, error) {
+// watch begins the epoch of a box that is as ck says. restored: its processes are there
+// and stand still.
+func (e *Engine) watch(bx box.Box, upper *pool.Upper, ck *tree.Checkpoint, restored bool) (inspector.Watch, error) {
 	w, err := e.Inspector.Watch(inspector.Subject{
-		Cgroup: bx.RunCgroup(), Upper: upper.Dir, Subvolume: upper.Subvolume, Lower: upper.Layers,
+		Restored: restored,
+		Cgroup:   bx.RunCgroup(), Upper: upper.Dir, Subvolume: upper.Subvolume, Lower: upper.Layers,
 		Base: e.Pool.SnapshotDir(ck.Snapshot),
 		Survivors: func() ([]inspector.Survivor, error) {
 			procs, err := bx.Survivors()

@@ -174,7 +174,7 @@ func (e *Engine) adopt(ctx context.Context, v *tree.View, rec *tree.Sandbox) (*s
 	if err != nil {
 		return nil, kill(err)
 	}
-	watch, err := e.watch(bx, upper, ck)
+	watch, err := e.watch(bx, upper, ck, false)
 	if err != nil {
 		return nil, kill(err)
 	}

@@ -188,21 +188,20 @@ func restarts(result int64) bool { return result <= erestartsys && result >= ere
 
 // atRest says whether a thread that stands still does so in a call that will go on,
 // and returns it as it will be found then. Besides the plain case it may be about to
-// make the call: that is how a dump has it that was taken in one.
+// make the call, again or for the first time: that is how a dump leaves and has it that was taken
+// in one.
 func atRest(t bpf.InspectorThread) (bpf.InspectorThread, bool) {
 	switch {
 	case t.Nr >= 0 && (restarts(t.Ax) || t.Ax == eintr || t.Ax == enosys):
-		return t, true
-	case t.Nr >= 0:
-		return t, false // it came back and is on its way
-	case t.Ax == eintr && isSyscall(t.Tid, t.Ip-2):
 		return t, true
 	case t.Ax >= 0 && isSyscall(t.Tid, t.Ip):
 		t.Nr, t.Ax = t.Ax, enosys
 		t.Ip += 2
 		return t, true
+	case t.Nr < 0 && t.Ax == eintr && isSyscall(t.Tid, t.Ip-2):
+		return t, true
 	}
-	return t, false
+	return t, false // it came back and is on its way
 }
 
 // isSyscall says whether the instruction syscall is at an address of a thread.

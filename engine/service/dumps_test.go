@@ -42,3 +42,36 @@ func TestAServerIsForked(t *testing.T) {
 	}
 	free(t, d, children...)
 }
+
+// A turn beside a server that sleeps on is judged by what it changed itself, in the
+// sandbox that started it and in those that are made from its dump.
+func TestAnIdleServerIsNoChange(t *testing.T) {
+	testenv.Require(t, testenv.CRIU)
+	d := running(t)
+	_, sb := d.newTree(t)
+	n := d.run(t, sb.GetId(), `mkfifo /in; (while read -r line; do echo "$line" >>/out; done <>/in) >/dev/null 2>&1 & until test -p /in; do :; done`).GetNode()
+	if got := d.captured(t, n.GetId())[0]; got.GetCapture() != boxwoodv1.CaptureStatus_CAPTURE_STATUS_CAPTURED {
+		t.Fatalf("%v: %s", got.GetCapture(), got.GetWithheldReason())
+	}
+	for _, s := range append(d.fork(t, n.GetId(), 2), sb) {
+		for _, c := range []struct {
+			shell string
+			want  boxwoodv1.Verdict
+		}{
+			{"true", boxwoodv1.Verdict_VERDICT_NONE},
+			{"t=$(mktemp); rm $t", boxwoodv1.Verdict_VERDICT_NONE},
+			{"echo x >/file", boxwoodv1.Verdict_VERDICT_FILES},
+			{"true", boxwoodv1.Verdict_VERDICT_NONE},
+			{"echo hello >/in; until test -s /out; do :; done", boxwoodv1.Verdict_VERDICT_BOTH},
+			{"true", boxwoodv1.Verdict_VERDICT_NONE},
+		} {
+			n := d.run(t, s.GetId(), c.shell).GetNode()
+			if n.GetVerdict() != c.want {
+				t.Errorf("%s: %v, not %v: %q", c.shell, n.GetVerdict(), c.want, n.GetReasons())
+			}
+			if got := d.captured(t, n.GetId())[0]; got.GetCapture() == boxwoodv1.CaptureStatus_CAPTURE_STATUS_WITHHELD {
+				t.Errorf("%s: %s", c.shell, got.GetWithheldReason())
+			}
+		}
+	}
+}
