@@ -62,7 +62,7 @@ for d in proc dev; do \$b mount --move /\$d /new/\$d; done
   ip link set lo up 2>/dev/null
   status=0
   cd $PWD/bpf/bpftest && $vm/bpftest.test -test.v || status=1
-  cd $PWD/inspector && $vm/inspector.test -test.v -test.timeout 30m -test.run "$tests" || status=1
+  cd $PWD/inspector && $vm/inspector.test -test.v -test.timeout ${LIMIT:-2400}s -test.run "$tests" || status=1
   echo "vm-test: status \$status"'
 \$b poweroff -f
 INIT
