@@ -106,7 +106,7 @@ into live sandboxes in milliseconds.`,
 	for group, commands := range map[string][]*cobra.Command{
 		"host": {a.serveCommand(), a.doctorCommand(), a.checkCommand(), a.imageCommand(), a.versionCommand()},
 		"grow": {a.runCommand(), a.execCommand(), a.forkCommand(), a.rollbackCommand(), a.releaseCommand(), a.sandboxCommand(),
-			a.annotateCommand(), a.pruneCommand(), a.pinCommand(), a.unpinCommand(), a.replayCommand()},
+			a.gradeCommand(), a.annotateCommand(), a.pruneCommand(), a.pinCommand(), a.unpinCommand(), a.replayCommand()},
 		"look": {a.treeCommand(), a.nodeCommand(), a.statsCommand()},
 	} {
 		for _, c := range commands {

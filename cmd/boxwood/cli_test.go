@@ -315,6 +315,50 @@ func TestForkShowsEachChild(t *testing.T) {
 	}
 }
 
+func (f *fake) Evaluate(_ context.Context, r *pb.EvaluateRequest) (*pb.EvaluateResponse, error) {
+	f.saw(r)
+	if r.GetGrader().GetRewardsFile() == "" {
+		return &pb.EvaluateResponse{Problem: "the grader's command reached its deadline", Observation: &pb.Observation{Stderr: []byte("slow\a")}}, nil
+	}
+	return &pb.EvaluateResponse{Rewards: map[string]float64{"reward": 0.75, "a style": 1}, Missing: []string{"/work/gone"}}, nil
+}
+
+func TestGrade(t *testing.T) {
+	test := filepath.Join(t.TempDir(), "test.sh")
+	if err := os.WriteFile(test, []byte("hidden"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	c := newCLI(t)
+	out, errOut, status := c.run("grade", nodeID, "--image", "task:7", "--path", "/work/src", "--path", "/work/gone", "--file", "/grading/test.sh="+test,
+		"--rewards", "/r", "--annotate", "--timeout", "30s", "--", "/grading/test.sh", "-v")
+	if out != "a style 1\nreward 0.75\n" || status != 0 || !strings.Contains(errOut, "the node has no /work/gone") {
+		t.Errorf("status %d\n%s%s", status, out, errOut)
+	}
+	asked := c.requests[0].(*pb.EvaluateRequest)
+	g := asked.GetGrader()
+	if asked.GetNodeId() != nodeID || g.GetImage() != "task:7" || strings.Join(g.GetPaths(), " ") != "/work/src /work/gone" || g.GetRewardsFile() != "/r" ||
+		string(g.GetFiles()[0].GetContent()) != "hidden" || g.GetFiles()[0].GetMode() != 0o755 || g.GetFiles()[0].GetPath() != "/grading/test.sh" ||
+		len(g.GetCommand().GetArgv()) != 2 || g.GetCommand().GetDeadlineNs() != int64(30*time.Second) {
+		t.Errorf("asked for %v", asked)
+	}
+	if note := c.requests[1].(*pb.AnnotateRequest).GetAnnotations()[0]; note.GetNodeId() != nodeID || note.GetRewards()["reward"] != 0.75 {
+		t.Errorf("annotated %v", note)
+	}
+	out, errOut, status = newCLI(t).run("grade", nodeID, "-c", "sleep 9")
+	if out != "" || status != failureStatus || !strings.Contains(errOut, "no reward: the grader's command reached its deadline") ||
+		!strings.Contains(errOut, "slow\\x07") {
+		t.Errorf("status %d\n%s%s", status, out, errOut)
+	}
+	for name, args := range map[string][]string{
+		"no command": {"grade", nodeID}, "both starts": {"grade", nodeID, "--image", "a", "--node", nodeID, "--", "x"},
+		"no such file": {"grade", nodeID, "--file", "/x=/no/such", "--", "x"},
+	} {
+		if _, errOut, status := newCLI(t).run(args...); status != failureStatus || errOut == "" {
+			t.Errorf("%s: status %d, %s", name, status, errOut)
+		}
+	}
+}
+
 func TestStatsFiles(t *testing.T) {
 	dir := t.TempDir()
 	c := newCLI(t)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+from pathlib import Path
+
 import pytest
 
 import boxwood
+
+from .conftest import REPOSITORY
 
 pytestmark = pytest.mark.integration
 
@@ -67,6 +73,18 @@ def test_an_agent_that_cheats_earns_nothing(client: boxwood.Client, base_image: 
         assert found.missing == ("/work/calc.py",)
         assert found.rewards == {}
         assert found.problem == "the grader wrote no /grading/rewards.json"
+
+
+def test_the_command_grades(client: boxwood.Client, image: str, socket_path: str, tmp_path: Path) -> None:
+    binary = os.environ.get("BOXWOOD_BIN") or REPOSITORY / "bin" / "boxwood"
+    (tmp_path / "test.sh").write_text("read a < /work/answer; echo .$a > /rewards")
+    with client.create_tree(image=image, setup=["mkdir -p /work"]) as tree:
+        node = tree.sandbox.run("echo 75 > /work/answer; echo cheat > /rewards").node
+        words = [binary, "--address", socket_path, "grade", node.id, "--image", image, "--annotate"]
+        words += ["--path", "/work", "--file", f"/test.sh={tmp_path}/test.sh", "--rewards", "/rewards", "--"]
+        done = subprocess.run([*words, "bash", "/test.sh"], capture_output=True, text=True, timeout=60)
+        assert (done.stdout, done.returncode) == ("reward 0.75\n", 0), done.stderr
+        assert node.refresh().rewards == {"reward": 0.75}
 
 
 def test_a_prepared_node_grades(client: boxwood.Client, image: str) -> None:
