@@ -1,6 +1,7 @@
 package tree
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -29,7 +30,7 @@ func (s *Store) Check(ctx context.Context) (wrong []string, err error) {
 		func() error {
 			return same(c, treeRows, layoutTree, c.Trees(), func(t *Tree) string { return string(t.ID) })
 		},
-		c.nodes, c.indexes,
+		c.nodes, c.indexes, c.archive,
 		func() error {
 			return same(c, checkpointRows, layoutCheckpoint, c.Checkpoints(), func(k *Checkpoint) string { return string(k.ID) })
 		},
@@ -88,8 +89,9 @@ func (s *Store) settled() (unlock func(), err error) {
 
 type checker struct {
 	reader
-	log   *disk
-	wrong []string
+	archived map[nodeKey]nodeKey // archived nodes, to their trees
+	log      *disk
+	wrong    []string
 }
 
 func (c *checker) say(format string, args ...any) {
@@ -131,6 +133,102 @@ func (c *checker) indexes() error {
 	return nil
 }
 
+// archive: an archived node is there once, found by its id, and what it points to is held.
+func (c *checker) archive() error {
+	c.archived = map[nodeKey]nodeKey{}
+	of, holds, payloads := map[nodeKey]int64{}, map[string]bool{}, map[string]bool{}
+	if err := c.log.each(archiveRows, func(k, value []byte) error {
+		row := nodeRow{nodeKey(k[16:]), string(value)}
+		id, tree := ids.Text("nd_", row.id), nodeKey(k)
+		f, err := row.refs()
+		if err != nil {
+			c.say("archived node %s can't be read: %v", id, err)
+			return nil
+		}
+		c.archived[row.id] = tree
+		of[tree]++
+		if _, here := c.row(row.id); here || f.tree != tree {
+			c.say("archived node %s is in memory, too, or of another tree", id)
+		}
+		if b, err := c.log.get(whereKey(row.id)); err != nil || !bytes.Equal(b, tree[:]) {
+			c.say("archived node %s isn't found by its id", id)
+		}
+		if f.checkpoint != (nodeKey{}) {
+			holds[string(f.checkpoint[:])+string(tree[:])] = true
+			if _, err := c.Checkpoint(ids.Checkpoint(ids.Text("ck_", f.checkpoint))); err != nil {
+				c.say("archived node %s: %v", id, err)
+			}
+		}
+		if f.hasPayload {
+			payloads[string(f.payload[:])+string(tree[:])] = true
+			if _, err := c.log.get(rowKey(payloadRows, hex.EncodeToString(f.payload[:]))); err != nil {
+				c.say("archived node %s: its payload: %v", id, err)
+			}
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	for t := range c.Trees() {
+		k, _ := keyOf(t.ID, "tr_")
+		if of[k] != t.ArchivedNodes || t.Archive == InMemory && of[k] > 0 {
+			c.say("tree %s has %d archived nodes, and there are %d", t.ID, t.ArchivedNodes, of[k])
+		}
+		delete(of, k)
+	}
+	for k, n := range of {
+		c.say("%d archived nodes are of tree %s, which isn't there", n, ids.Text("tr_", k))
+	}
+	where := 0
+	if err := c.log.each(whereRows, func(_, _ []byte) error { where++; return nil }); err != nil {
+		return err
+	}
+	if where != len(c.archived) {
+		c.say("%d nodes are archived, and %d can be found", len(c.archived), where)
+	}
+	held := 0
+	for k := range archivedUses.scan(c.reader, nil) {
+		held++
+		if _, err := c.log.get(append(rowKey(checkpointHoldRows, ""), k...)); err != nil {
+			c.say("a checkpoint is held in memory and not in the log: %x, %v", k, err)
+		}
+	}
+	if err := c.log.each(checkpointHoldRows, func(k, _ []byte) error {
+		if held--; !holds[string(k)] && !c.moving(k[16:]) {
+			c.say("a checkpoint is held for no archived node: %x", k)
+		}
+		delete(holds, string(k))
+		return nil
+	}); err != nil {
+		return err
+	}
+	err := c.log.each(payloadHoldRows, func(k, _ []byte) error {
+		if !payloads[string(k)] && !c.moving(k[32:]) {
+			c.say("a payload is held for no archived node: %x", k)
+		}
+		delete(payloads, string(k))
+		return nil
+	})
+	if held != 0 || len(holds) > 0 || len(payloads) > 0 {
+		c.say("%d checkpoints and %d payloads of archived nodes aren't held (%d)", len(holds), len(payloads), held)
+	}
+	return err
+}
+
+// moving: a tree on its way back holds what it held.
+func (c *checker) moving(tree []byte) bool {
+	t, err := c.Tree(ids.Tree(ids.Text("tr_", nodeKey(tree))))
+	return err == nil && t.Archive == Moving
+}
+
+// isThere: in memory or archived.
+func (c *checker) isThere(id ids.Node) bool {
+	k, _ := keyOf(id, "nd_")
+	_, here := c.row(k)
+	_, there := c.archived[k]
+	return here || there
+}
+
 // same compares the rows of one kind.
 func same[T any](c *checker, r rows, layout func(*coder, *T), memory iter.Seq[*T], id func(*T) string) error {
 	want := map[string]string{}
@@ -163,7 +261,7 @@ func (c *checker) details() error {
 	seen := 0
 	err := c.log.each(detailRows, func(id, value []byte) error {
 		seen++
-		if _, err := c.Node(ids.Node(id)); err != nil {
+		if !c.isThere(ids.Node(id)) {
 			c.say("what the turn of %s did is kept, and the node isn't there", id)
 		}
 		if err := decodeInto(new(Node), value, layoutDetail); err != nil {
@@ -182,7 +280,16 @@ func (c *checker) payloads() error {
 		if sum := sha256.Sum256(value); hex.EncodeToString(sum[:]) != string(digest) {
 			c.say("payload %s has other bytes than were put", digest)
 		}
-		if !c.payloadUsed(string(digest)) {
+		b, err := hex.DecodeString(string(digest))
+		if err != nil {
+			c.say("payload %q has no digest", digest)
+			return nil
+		}
+		held := false
+		if err := c.log.within(append(rowKey(payloadHoldRows, ""), b...), func(_, _ []byte) error { held = true; return nil }); err != nil {
+			return err
+		}
+		if !held && !c.payloadUsed(string(digest)) {
 			c.say("payload %s has no node", digest)
 		}
 		return nil
@@ -216,7 +323,7 @@ func (c *checker) replies() error {
 // needs a user has one.
 func (c *checker) references() {
 	for t := range c.Trees() {
-		if n, err := c.Node(t.Root); err != nil || n.Tree != t.ID || n.Parent != "" {
+		if n, err := c.Node(t.Root); (err != nil || n.Tree != t.ID || n.Parent != "") && (t.Archive == InMemory || !c.isThere(t.Root)) {
 			c.say("tree %s: its root %s isn't there or isn't a root of it", t.ID, t.Root)
 		}
 	}
@@ -227,7 +334,9 @@ func (c *checker) references() {
 		}
 		if n.Parent != "" {
 			if p, err := c.Node(n.Parent); err != nil {
-				c.say("node %s: its parent: %v", n.ID, err)
+				if !c.isThere(n.Parent) {
+					c.say("node %s: its parent: %v", n.ID, err)
+				}
 			} else if p.Depth+1 != n.Depth || p.Tree != n.Tree {
 				c.say("node %s at depth %d of %s hangs on %s at depth %d of %s", n.ID, n.Depth, n.Tree, p.ID, p.Depth, p.Tree)
 			}
@@ -239,7 +348,7 @@ func (c *checker) references() {
 		}
 	}
 	for k := range c.Checkpoints() {
-		if !c.checkpointUsed(k.ID) {
+		if !c.checkpointUsed(k.ID) && len(c.archivedUsers(k.ID)) == 0 {
 			c.say("checkpoint %s has no node", k.ID)
 		}
 		if k.State != "" {
@@ -273,6 +382,10 @@ func (c *checker) totals() {
 	of := map[string]int{}
 	for t := range c.Trees() {
 		of[trees]++
+		of[nodes] += int(t.ArchivedNodes)
+		if t.ArchivedNodes > 0 {
+			of[counter(nodes, string(t.ID))] += int(t.ArchivedNodes)
+		}
 		for range c.NodesOf(t.ID) {
 			of[nodes]++
 			of[counter(nodes, string(t.ID))]++

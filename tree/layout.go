@@ -13,6 +13,8 @@ func layoutTree(c *coder, t *Tree) {
 	c.flag(7, &t.Closed)
 	unsigned(c, 8, &t.ModifyIndex)
 	unsigned(c, 9, &t.CreateIndex)
+	unsigned(c, 10, &t.Archive)
+	signed(c, 11, &t.ArchivedNodes)
 }
 
 func layoutDefaults(c *coder, d *Defaults) {

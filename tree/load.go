@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"runtime"
 	"slices"
 	"sort"
@@ -25,8 +26,8 @@ func load(log *disk) (*instant, error) {
 	l := &loader{log: log, tx: Tx{reader: reader{txn: db.Txn(true)}}, counts: map[string]int{}}
 	defer l.tx.txn.Abort()
 	for _, step := range []func() error{
-		rowsOf(l, treeRows, trees, layoutTree, func(t *Tree) { l.add(trees, "") }),
-		l.nodes,
+		rowsOf(l, treeRows, trees, layoutTree, func(t *Tree) { l.add(trees, ""); l.archived(t) }),
+		l.nodes, l.holds,
 		rowsOf(l, checkpointRows, checkpoints, layoutCheckpoint, func(k *Checkpoint) { l.add(checkpoints, k.Tree) }),
 		rowsOf(l, processRows, processes, layoutProcess, func(*ProcessState) {}),
 		rowsOf(l, sandboxRows, sandboxes, layoutSandbox, func(s *Sandbox) { l.add(sandboxes, s.Tree) }),
@@ -78,12 +79,10 @@ func (l *loader) add(table string, tree ids.Tree) {
 // takes rows apart, and tables are made of sorted keys, not key by key.
 func (l *loader) nodes() error {
 	type part struct {
-		at   int
-		ids  []byte
-		rows []string
-		keys [len(refsKeys{})][]byte
-		of   map[nodeKey]int // nodes of each tree
-		err  error
+		nodeColumns
+		at  int
+		of  map[nodeKey]int // nodes of each tree
+		err error
 	}
 	todo, done := make(chan *part, 4), make(chan *part, 4)
 	var workers sync.WaitGroup
@@ -98,9 +97,7 @@ func (l *loader) nodes() error {
 						break
 					}
 					p.of[f.tree]++
-					for j, k := range f.keys() {
-						p.keys[j] = append(p.keys[j], k...)
-					}
+					p.addKeys(f)
 				}
 				done <- p
 			}
@@ -124,7 +121,7 @@ func (l *loader) nodes() error {
 		next.ids, next.rows = append(next.ids, k[:]...), append(next.rows, string(value))
 		if len(next.rows) == partSize {
 			todo <- next
-			next = &part{at: next.at + 1, ids: make([]byte, 0, 16*partSize), rows: make([]string, 0, partSize)}
+			next = &part{at: next.at + 1, nodeColumns: nodeColumns{ids: make([]byte, 0, 16*partSize), rows: make([]string, 0, partSize)}}
 		}
 		return nil
 	})
@@ -138,7 +135,7 @@ func (l *loader) nodes() error {
 	}
 
 	slices.SortFunc(parts, func(a, b *part) int { return a.at - b.at })
-	var all part
+	var all nodeColumns
 	for _, p := range parts {
 		if p.err != nil {
 			return p.err
@@ -152,21 +149,67 @@ func (l *loader) nodes() error {
 		}
 		*p = part{}
 	}
-	l.counts[nodes] = len(all.rows)
+	l.counts[nodes] += len(all.rows)
+	return all.fill(l.tx.txn)
+}
+
+// nodeColumns are nodes on their way into empty tables, by id.
+type nodeColumns struct {
+	ids  []byte // back to back
+	rows []string
+	keys [len(refsKeys{})][]byte // of each of nodeIndexes, in no order
+}
+
+func (c *nodeColumns) add(row nodeRow, f *refs) {
+	c.ids, c.rows = append(c.ids, row.id[:]...), append(c.rows, row.b)
+	c.addKeys(f)
+}
+
+func (c *nodeColumns) addKeys(f *refs) {
+	for j, k := range f.keys() {
+		c.keys[j] = append(c.keys[j], k...)
+	}
+}
+
+func (c *nodeColumns) fill(txn *memdb.Txn) error {
 	var sorting sync.WaitGroup
 	for j, t := range nodeIndexes {
-		sorting.Go(func() { sort.Sort(&flat{all.keys[j], t.size, make([]byte, t.size)}) })
+		sorting.Go(func() { sort.Sort(&flat{c.keys[j], t.size, make([]byte, t.size)}) })
 	}
 	sorting.Wait()
-	if err := nodeTable.fill(l.tx.txn, all.ids, all.rows); err != nil {
+	if err := nodeTable.fill(txn, c.ids, c.rows); err != nil {
 		return err
 	}
 	for j, t := range nodeIndexes {
-		if err := t.fill(l.tx.txn, all.keys[j], make([]struct{}, len(all.keys[j])/t.size)); err != nil {
+		if err := t.fill(txn, c.keys[j], make([]struct{}, len(c.keys[j])/t.size)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// archived counts the nodes of a tree that stay on the disk.
+func (l *loader) archived(t *Tree) {
+	if t.ArchivedNodes > 0 {
+		l.counts[nodes] += int(t.ArchivedNodes)
+		l.counts[counter(nodes, string(t.ID))] += int(t.ArchivedNodes)
+	}
+}
+
+// holds loads which archived trees have nodes with which checkpoint.
+func (l *loader) holds() error {
+	var keys []byte
+	err := l.log.each(checkpointHoldRows, func(k, _ []byte) error {
+		if len(k) != archivedUses.size {
+			return damagedRow(checkpointHoldRows, fmt.Sprintf("%x", k), errors.New("it names no checkpoint and tree"))
+		}
+		keys = append(keys, k...)
+		return nil
+	})
+	if err != nil {
+		return l.fault(err)
+	}
+	return archivedUses.fill(l.tx.txn, keys, make([]struct{}, len(keys)/archivedUses.size))
 }
 
 // flat sorts keys of one size that lie back to back.

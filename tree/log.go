@@ -1,6 +1,7 @@
 package tree
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -23,19 +24,23 @@ import (
 type rows byte
 
 const (
-	metaRows       rows = 'm' // format, index, horizon
-	treeRows       rows = 't' // tree id       -> layoutTree
-	nodeRows       rows = 'n' // node id       -> layoutNode
-	detailRows     rows = 'd' // node id       -> layoutDetail
-	checkpointRows rows = 'c' // checkpoint id -> layoutCheckpoint
-	processRows    rows = 'o' // process id    -> layoutProcess
-	sandboxRows    rows = 's' // sandbox id    -> layoutSandbox
-	imageRows      rows = 'i' // digest        -> layoutImage
-	setupRows      rows = 'u' // digest        -> layoutSetup
-	replyRows      rows = 'r' // key           -> layoutFullReply
-	payloadRows    rows = 'p' // sha256 in hex -> the bytes as they are
-	condemnedRows  rows = 'x' // snapshot id   -> layoutCondemned
-	removalRows    rows = 'w' // 8 bytes, big-endian index -> layoutRemoval
+	metaRows           rows = 'm' // format, index, horizon
+	treeRows           rows = 't' // tree id       -> layoutTree
+	nodeRows           rows = 'n' // node id       -> layoutNode
+	detailRows         rows = 'd' // node id       -> layoutDetail
+	checkpointRows     rows = 'c' // checkpoint id -> layoutCheckpoint
+	processRows        rows = 'o' // process id    -> layoutProcess
+	sandboxRows        rows = 's' // sandbox id    -> layoutSandbox
+	imageRows          rows = 'i' // digest        -> layoutImage
+	setupRows          rows = 'u' // digest        -> layoutSetup
+	replyRows          rows = 'r' // key           -> layoutFullReply
+	payloadRows        rows = 'p' // sha256 in hex -> the bytes as they are
+	condemnedRows      rows = 'x' // snapshot id   -> layoutCondemned
+	archiveRows        rows = 'a' // tree and node, 16 bytes each -> layoutNode, of an archived tree
+	whereRows          rows = 'b' // archived node, 16 bytes -> its tree, 16 bytes
+	checkpointHoldRows rows = 'k' // checkpoint and tree, 16 bytes each: an archived node has it
+	payloadHoldRows    rows = 'h' // sha256, 32 bytes, and tree, 16 bytes: an archived node has it
+	removalRows        rows = 'w' // 8 bytes, big-endian index -> layoutRemoval
 )
 
 // formatVersion is raised when an older program would misread what a newer one
@@ -43,7 +48,7 @@ const (
 //
 //	1  the first
 //	2  process states; a checkpoint names one
-//	3  node rows have ids and digests in binary, and not their own id
+//	3  node rows have ids and digests in binary, and not their own id; trees can be archived
 const formatVersion = 3
 
 var (
@@ -281,7 +286,22 @@ func (d *disk) each(r rows, f func(id, value []byte) error) error {
 	if d.closed {
 		return errClosed()
 	}
-	it, err := d.db.NewIter(&pebble.IterOptions{LowerBound: []byte{byte(r)}, UpperBound: []byte{byte(r) + 1}})
+	return d.scan([]byte{byte(r)}, []byte{byte(r) + 1}, func(k, v []byte) error { return f(k[1:], v) })
+}
+
+// within calls f with every row whose key, given whole, starts with prefix.
+func (d *disk) within(prefix []byte, f func(key, value []byte) error) error {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	if d.closed {
+		return errClosed()
+	}
+	return d.scan(prefix, append(bytes.Clone(prefix), bytes.Repeat([]byte{0xff}, 64)...), f)
+}
+
+// scan is called with mu read-held.
+func (d *disk) scan(low, high []byte, f func(key, value []byte) error) error {
+	it, err := d.db.NewIter(&pebble.IterOptions{LowerBound: low, UpperBound: high})
 	if err != nil {
 		return err
 	}
@@ -291,7 +311,7 @@ func (d *disk) each(r rows, f func(id, value []byte) error) error {
 		if err != nil {
 			return damaged(d.dir, err)
 		}
-		if err := f(it.Key()[1:], v); err != nil {
+		if err := f(it.Key(), v); err != nil {
 			return err
 		}
 	}

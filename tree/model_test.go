@@ -16,6 +16,7 @@ import (
 // model is the store as plain maps: what TestModel compares it with.
 type model struct {
 	trees     map[ids.Tree]ids.Node
+	closed    map[ids.Tree]bool
 	nodes     map[ids.Node]*modelNode
 	order     []ids.Node
 	sandboxes map[ids.Sandbox]ids.Node
@@ -69,7 +70,7 @@ func TestModel(t *testing.T) {
 		ctx := context.Background()
 		fs := vfs.NewCrashableMem()
 		open := func() *Store {
-			s, err := Open("state", Options{FS: fs})
+			s, err := Open("state", Options{FS: fs, archiveStep: 2})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -77,7 +78,7 @@ func TestModel(t *testing.T) {
 		}
 		s := open()
 		defer func() { s.Close() }()
-		m := &model{map[ids.Tree]ids.Node{}, map[ids.Node]*modelNode{}, nil, map[ids.Sandbox]ids.Node{}, map[ids.Snapshot]bool{}, map[ids.Checkpoint]ids.Snapshot{}}
+		m := &model{map[ids.Tree]ids.Node{}, map[ids.Tree]bool{}, map[ids.Node]*modelNode{}, nil, map[ids.Sandbox]ids.Node{}, map[ids.Snapshot]bool{}, map[ids.Checkpoint]ids.Snapshot{}}
 		do := func(f func(tx *Tx) error) {
 			if _, err := s.Update(ctx, f); err != nil {
 				t.Fatal(err)
@@ -99,6 +100,18 @@ func TestModel(t *testing.T) {
 			for _, k := range loose {
 				m.release(k)
 			}
+		}
+		setClosed := func(id ids.Tree, closed bool) {
+			do(func(tx *Tx) error {
+				tr, err := tx.Tree(id)
+				if err != nil {
+					return err
+				}
+				c := *tr
+				c.Closed = closed
+				return tx.PutTree(c)
+			})
+			m.closed[id] = closed
 		}
 		t.Repeat(map[string]func(*rapid.T){
 			"tree": func(t *rapid.T) {
@@ -182,7 +195,9 @@ func TestModel(t *testing.T) {
 				if keep {
 					gone = slices.DeleteFunc(gone, func(n ids.Node) bool { return n == id })
 				}
-				refused := !keep && m.nodes[id].parent == ""
+				of := m.nodes[id].tree
+				whole := !keep && m.nodes[id].parent == ""
+				refused := whole && !m.closed[of]
 				for _, n := range gone {
 					refused = refused || m.nodes[n].pinned || slices.Contains(slices.Collect(maps.Values(m.sandboxes)), n)
 				}
@@ -192,6 +207,36 @@ func TestModel(t *testing.T) {
 				}
 				if !refused {
 					drop(gone)
+					if whole {
+						delete(m.trees, of)
+					}
+				}
+			},
+			// A closed tree leaves memory, whole or in part, and whatever comes next finds it.
+			"archive": func(t *rapid.T) {
+				id := m.nodes[anyNode()].tree
+				setClosed(id, true)
+				if rapid.Bool().Draw(t, "part") {
+					k, _ := keyOf(id, "tr_")
+					do(func(tx *Tx) error {
+						tr, err := tx.Tree(id)
+						if err != nil || tx.idle(tr) != nil || tr.Archive != InMemory {
+							return err
+						}
+						_, err = tx.archive(tr, k)
+						return err
+					})
+					return
+				}
+				stood := slices.ContainsFunc(slices.Collect(maps.Values(m.sandboxes)), func(n ids.Node) bool { return m.nodes[n].tree == id })
+				if err := s.Archive(ctx, id); stood != fault.Is(err, fault.Precondition) || !stood && err != nil {
+					t.Fatalf("archiving %s: %v, want refused: %v", id, err, stood)
+				}
+			},
+			"open": func(t *rapid.T) { setClosed(m.nodes[anyNode()].tree, false) },
+			"recall": func(t *rapid.T) {
+				if err := s.Recall(ctx, m.nodes[anyNode()].tree); err != nil {
+					t.Fatal(err)
 				}
 			},
 			"finish": func(t *rapid.T) {

@@ -38,6 +38,9 @@ func (tx *Tx) Prune(id ids.Node, keepNode bool) (*Pruned, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := tx.resident(t.ID); err != nil {
+		return nil, err
+	}
 	whole := !keepNode && top.Parent == ""
 	if whole && !t.Closed {
 		return nil, fault.New(fault.Precondition, "root", "node %s is the root of tree %s, which is open", id, t.ID).
@@ -96,9 +99,13 @@ func (tx *Tx) free(n *Node) error {
 	if err != nil || k.Node != n.ID {
 		return err
 	}
+	users := tx.archivedUsers(k.ID)
 	for u := range tx.CheckpointUsers(k.ID) {
-		if u.Tree != n.Tree {
-			return fault.New(fault.Precondition, "checkpoint_shared", "tree %s was started from node %s", u.Tree, n.ID).
+		users = append(users, u.Tree)
+	}
+	for _, u := range users {
+		if u != n.Tree {
+			return fault.New(fault.Precondition, "checkpoint_shared", "tree %s was started from node %s", u, n.ID).
 				WithHint("prune that tree first")
 		}
 	}

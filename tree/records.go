@@ -104,9 +104,21 @@ type Tree struct {
 	Defaults  Defaults
 	CreatedAt time.Time
 	Closed    bool
+	// Where its nodes are; ArchivedNodes are those that only the disk has. Set by the store.
+	Archive       ArchiveState
+	ArchivedNodes int64
 
 	CreateIndex, ModifyIndex uint64
 }
+
+// ArchiveState is where the nodes of a tree are.
+type ArchiveState uint8
+
+const (
+	InMemory ArchiveState = 0
+	Moving   ArchiveState = 1 // part of them, on the way out or back
+	OnDisk   ArchiveState = 2
+)
 
 // Defaults apply to every sandbox and turn of a tree that doesn't say otherwise.
 type Defaults struct {

@@ -37,6 +37,7 @@ const (
 	byName       = "name"
 	byAge        = "age"
 	pending      = "pending"
+	byResident   = "resident"
 	byCondemned  = "condemned"
 )
 
@@ -48,7 +49,7 @@ func schema() *memdb.DBSchema {
 	} {
 		s.Tables[t.Name] = t
 	}
-	for _, t := range nodeIndexes {
+	for _, t := range append(nodeIndexes, archivedUses) {
 		s.Tables[t.name] = t.schema()
 	}
 	return s
@@ -61,6 +62,13 @@ func treeSchema() *memdb.TableSchema {
 		unique(byCreation, func(t *Tree) []byte { return number(t.CreateIndex) }),
 		// TreesOf: an image that a tree stands on isn't removed.
 		many(byImage, func(t *Tree) []byte { return key(t.Image) }),
+		// ArchiveIdle: closed trees that are in memory; soon none.
+		many(byResident, func(t *Tree) []byte {
+			if !t.Closed || t.Archive == OnDisk {
+				return nil
+			}
+			return key(t.ID)
+		}),
 	)
 }
 

@@ -2,6 +2,7 @@ package tree
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/hashicorp/go-memdb"
 
 	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/ids"
 )
 
 // Options of a store. The zero value is what a daemon uses.
@@ -34,6 +36,8 @@ type Options struct {
 	// refused with Exhausted "disk_full", and work again once there is space; 0: 64 MiB.
 	// Changes that remove something go on down to a quarter of it.
 	MinFree uint64
+
+	archiveStep int // how many nodes of a tree one change archives; 0: 512
 }
 
 func (o Options) withDefaults() Options {
@@ -50,6 +54,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.ReplyTTL == 0 {
 		o.ReplyTTL = 24 * time.Hour
+	}
+	if o.archiveStep == 0 {
+		o.archiveStep = 512 // a few ms of the writers' time
 	}
 	if o.MinFree == 0 {
 		o.MinFree = 64 << 20
@@ -82,8 +89,12 @@ type Store struct {
 	// done so is flushed next.
 	flushing bool
 	idle     sync.Cond // of mu: flushing has become false
+	sealed   *group    // the one being flushed
 	failed   error     // why no more writes are taken
 	closed   bool
+
+	archiving sync.Mutex             // one tree at a time moves; before mu
+	recalled  map[ids.Tree]time.Time // guarded by mu; when trees were
 
 	closing  sync.Once
 	closeErr error
@@ -105,6 +116,7 @@ type group struct {
 	txn    *memdb.Txn
 	batch  *pebble.Batch
 	events []Event
+	moved  moved
 	free   uint64        // bytes on the disk, at its first change
 	after  instant       // the store with it, once sealed
 	done   chan struct{} // closed when err is decided
@@ -163,9 +175,10 @@ func (s *Store) Close() error {
 // after that it may be there or not. On a full disk: Exhausted "disk_full";
 // nothing was written and the store works again when there is space.
 //
-// f must not call Update, nor keep tx.
+// f must not call Update, nor keep tx. If it changes a node of an archived tree, the tree is brought
+// back and f runs again.
 func (s *Store) Update(ctx context.Context, f func(tx *Tx) error) (index uint64, err error) {
-	g, first, index, err := s.apply(ctx, f)
+	g, first, index, err := s.applyHere(ctx, f)
 	if err != nil || g == nil {
 		return index, err
 	}
@@ -181,7 +194,7 @@ func (s *Store) Update(ctx context.Context, f func(tx *Tx) error) (index uint64,
 // waits until it is durable and visible, and must be called once. For what has
 // to survive the daemon without that, something else must vouch.
 func (s *Store) Start(ctx context.Context, f func(tx *Tx) error) (done func() error, err error) {
-	g, first, _, err := s.apply(ctx, f)
+	g, first, _, err := s.applyHere(ctx, f)
 	if err != nil {
 		return nil, err
 	}
@@ -195,6 +208,21 @@ func (s *Store) Start(ctx context.Context, f func(tx *Tx) error) (done func() er
 		<-g.done
 		return g.err
 	}, nil
+}
+
+// applyHere is apply with the trees in memory that f wants.
+func (s *Store) applyHere(ctx context.Context, f func(tx *Tx) error) (g *group, first bool, index uint64, err error) {
+	for range 10 { // more than once, if others archive again what was brought back
+		g, first, index, err = s.apply(ctx, f)
+		var a archived
+		if !errors.As(err, &a) {
+			return g, first, index, err
+		}
+		if err := s.Recall(ctx, ids.Tree(ids.Text("tr_", a.tree))); err != nil {
+			return nil, false, 0, err
+		}
+	}
+	return nil, false, 0, fault.New(fault.Unavailable, "tree_archived", "bringing a tree back into memory: %w", err)
 }
 
 // apply runs f over head and adds what it wrote to the open group; nil if it
@@ -238,6 +266,7 @@ func (s *Store) apply(ctx context.Context, f func(tx *Tx) error) (g *group, firs
 		return nil, false, 0, err
 	}
 	g.events = append(g.events, tx.newest()...)
+	g.moved.add(tx.moved)
 	kept = true
 	s.next, s.totals, s.latest = tx.index, tx.totals, g
 	for _, op := range tx.ops {
@@ -288,6 +317,7 @@ func (s *Store) flush() {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.sealed = nil
 	if s.open != nil && !s.open.batch.Empty() {
 		go s.flush()
 		return
@@ -305,6 +335,7 @@ func (s *Store) seal() *group {
 	if g == nil {
 		return nil
 	}
+	s.sealed = g
 	g.txn.Commit()
 	g.after = instant{s.head.Snapshot(), s.next, s.totals}
 	return g

@@ -33,6 +33,7 @@ type Tx struct {
 
 	pruned []*Pruned      // told by settle what went with their nodes
 	last   []func() error // see Finally
+	moved  moved
 }
 
 // op is one write to the log; value nil: delete.
@@ -164,6 +165,21 @@ func (tx *Tx) PutTree(t Tree) error {
 	if t.ID == "" || t.Root == "" {
 		return invalid("a tree needs an id and a root")
 	}
+	if _, ok := keyOf(t.ID, "tr_"); !ok {
+		return invalid("%q is no id of a tree", t.ID)
+	}
+	if old, ok := find[Tree](tx.reader, trees, byID, key(t.ID)); ok {
+		if !t.Closed && old.Archive != InMemory {
+			return tx.resident(t.ID)
+		}
+		t.Archive, t.ArchivedNodes = old.Archive, old.ArchivedNodes
+	} else {
+		t.Archive, t.ArchivedNodes = InMemory, 0
+	}
+	return tx.putTree(t)
+}
+
+func (tx *Tx) putTree(t Tree) error {
 	t.CreateIndex, t.ModifyIndex = 0, tx.step()
 	if old, ok := find[Tree](tx.reader, trees, byID, key(t.ID)); ok {
 		if t.Root != old.Root {
@@ -193,6 +209,9 @@ func (tx *Tx) AddNode(n Node) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
+	if t.Archive != InMemory {
+		return nil, tx.resident(t.ID)
+	}
 	if _, ok := tx.refs(n.ID); ok {
 		return nil, fault.New(fault.Exists, "node_exists", "there is a node %s already", n.ID)
 	}
@@ -204,7 +223,7 @@ func (tx *Tx) AddNode(n Node) (*Node, error) {
 	} else {
 		p, ok := tx.refs(n.Parent)
 		if !ok {
-			return nil, noNode(n.Parent)
+			return nil, tx.missing(n.Parent)
 		}
 		if !bytes.Equal(p.tree[:], under(t.ID, "tr_")) {
 			return nil, invalid("node %s is of tree %s and its parent %s is of another", n.ID, t.ID, n.Parent)
@@ -272,6 +291,9 @@ func (tx *Tx) PutNode(n Node) error {
 }
 
 func (tx *Tx) rewrite(old *Node, n Node) error {
+	if err := tx.resident(old.Tree); err != nil {
+		return err
+	}
 	n.Tree, n.Parent, n.Depth, n.Ordinal = old.Tree, old.Parent, old.Depth, old.Ordinal
 	n.CreateIndex, n.EffectCount, n.Observation = old.CreateIndex, old.EffectCount, old.Observation
 	if err := named(&n); err != nil {
@@ -361,6 +383,9 @@ func (tx *Tx) PutSandbox(sb Sandbox) error {
 		if _, err := tx.Node(sb.Head); err != nil {
 			return err
 		}
+	}
+	if err := tx.resident(sb.Tree); err != nil {
+		return err
 	}
 	old, ok := find[Sandbox](tx.reader, sandboxes, byID, key(sb.ID))
 	if !ok || old.Tree != sb.Tree { // every turn moves a sandbox on, and most counts stay
@@ -484,7 +509,7 @@ func (tx *Tx) settle() {
 		if !ok {
 			continue
 		}
-		if tx.checkpointUsed(id) {
+		if tx.checkpointUsed(id) || len(tx.archivedUsers(id)) > 0 {
 			continue
 		}
 		tx.step()
@@ -524,7 +549,7 @@ func (tx *Tx) settle() {
 		}
 	}
 	for _, digest := range tx.loosePayloads {
-		if !tx.payloadUsed(digest) {
+		if !tx.payloadUsed(digest) && !tx.payloadHeld(digest) {
 			tx.set(rowKey(payloadRows, digest), nil)
 		}
 	}

@@ -15,13 +15,14 @@ import (
 // View is a consistent, read-only instant of the store. It needs no closing.
 type View struct {
 	reader
-	s *Store
+	s     *Store
+	shelf shelf
 }
 
 // View is the newest durable instant.
 func (s *Store) View() *View {
 	now := s.state.Load()
-	return &View{reader{now.db.Txn(false), now.index, now.totals}, s}
+	return &View{reader: reader{now.db.Txn(false), now.index, now.totals}, s: s}
 }
 
 // FullNode reads a node of the newest instant with all that its turn did.
@@ -198,6 +199,51 @@ func counter(table, tree string) string { return table + "/" + tree }
 type totals [7]int
 
 var counted = [len(totals{})]string{trees, nodes, checkpoints, sandboxes, images, replies, removals}
+
+// Node is without what its turn did; see FullNode. One of an archived tree is read from the disk.
+func (v *View) Node(id ids.Node) (*Node, error) {
+	n, err := v.reader.Node(id)
+	if err != nil {
+		return v.s.archivedNode(id)
+	}
+	return n, nil
+}
+
+// NodesOf is a tree's nodes in creation order.
+func (v *View) NodesOf(id ids.Tree) iter.Seq[*Node] { return v.of(id).NodesOf(id) }
+
+// Children are by ordinal.
+func (v *View) Children(id ids.Node) iter.Seq[*Node] { return v.home(id).Children(id) }
+
+// HasChildren is Children without making one.
+func (v *View) HasChildren(id ids.Node) bool { return v.home(id).HasChildren(id) }
+
+// Subtree is a node and all below it, parents before their children, each
+// node's children in order.
+func (v *View) Subtree(id ids.Node) iter.Seq[*Node] { return v.home(id).Subtree(id) }
+
+// PathToRoot starts with the node itself.
+func (v *View) PathToRoot(id ids.Node) iter.Seq[*Node] { return v.home(id).PathToRoot(id) }
+
+// CheckpointUsers are the nodes, of any tree, that a fork would give this checkpoint.
+func (v *View) CheckpointUsers(id ids.Checkpoint) iter.Seq[*Node] {
+	return func(yield func(*Node) bool) {
+		seen := map[ids.Tree]bool{}
+		for _, t := range v.archivedUsers(id) {
+			seen[t] = true
+			for n := range v.of(t).CheckpointUsers(id) {
+				if !yield(n) {
+					return
+				}
+			}
+		}
+		for n := range v.reader.CheckpointUsers(id) {
+			if !seen[n.Tree] && !yield(n) {
+				return
+			}
+		}
+	}
+}
 
 // FullNode is Node with action, output, effects and reasons, read from disk.
 func (v *View) FullNode(id ids.Node) (*Node, error) {

@@ -143,7 +143,10 @@ func (w *Watcher) catchUp(v *View, after uint64) error {
 	if t.ModifyIndex > after {
 		w.past = append(w.past, Event{Index: t.ModifyIndex, tree: t.ID, Tree: t})
 	}
-	for row := range v.rowsIn(nodesByTree, under(w.tree, "tr_")) {
+	if err := v.Load(w.tree); err != nil {
+		return err
+	}
+	for row := range v.of(w.tree).rowsIn(nodesByTree, under(w.tree, "tr_")) {
 		if f := row.mustRefs(); f.modify > after {
 			w.past = append(w.past, Event{Index: f.modify, tree: w.tree, row: row})
 		}
