@@ -148,6 +148,8 @@ type Engine struct {
 	closing   bool
 	settled   chan struct{} // closed when closing and nothing is reserved
 
+	closedTree chan struct{} // cap 1: there is something to archive
+
 	recording sync.WaitGroup // records that are on their way to the disk
 
 	stop context.CancelFunc
@@ -174,6 +176,8 @@ func New(ctx context.Context, parts Parts, cfg Config) (*Engine, error) {
 		pending:   map[ids.Node]*sched.Job{},
 		held:      map[string]int{},
 		settled:   make(chan struct{}),
+
+		closedTree: make(chan struct{}, 1),
 	}
 	e.spares = newSpares(e)
 	e.keepers = map[tree.ProcessKind]keeper{tree.Empty: emptyKeeper{e}, tree.Shells: shellsKeeper{e}}
@@ -195,8 +199,9 @@ func New(ctx context.Context, parts Parts, cfg Config) (*Engine, error) {
 	}
 	e.uprootGraders(ctx)
 	go e.spares.run()
-	e.wg.Add(1)
+	e.wg.Add(2)
 	go e.reapExpired(life)
+	go e.archiveClosed(life)
 	return e, nil
 }
 

@@ -49,6 +49,7 @@ type NewTree struct {
 	Defaults    tree.Defaults
 	Labels      map[string]string
 	WithSandbox bool
+	Run         string // that it belongs to; may be empty
 }
 
 // CreatedTree is a new tree and, if asked for, a sandbox at its root.
@@ -91,7 +92,7 @@ func (e *Engine) CreateTree(ctx context.Context, n NewTree, commit func(*tree.Tx
 		}
 		from = p.checkpoint
 	}
-	out.Tree, out.Root, err = e.plant(ctx, image, from, d, n.Labels, func(tx *tree.Tx, t *tree.Tree, root *tree.Node) error {
+	out.Tree, out.Root, err = e.plant(ctx, image, from, d, n.Labels, n.Run, func(tx *tree.Tx, t *tree.Tree, root *tree.Node) error {
 		if commit == nil || n.WithSandbox {
 			return nil
 		}
@@ -121,7 +122,7 @@ func (e *Engine) CreateTree(ctx context.Context, n NewTree, commit func(*tree.Tx
 // uproot removes a tree that nobody has heard of, with all that is in it.
 func (e *Engine) uproot(ctx context.Context, t *tree.Tree) error {
 	ctx = context.WithoutCancel(ctx)
-	if _, _, err := e.CloseTree(ctx, t.ID); err != nil {
+	if _, _, err := e.closeTree(ctx, t.ID); err != nil {
 		return err
 	}
 	_, err := e.Prune(ctx, t.Root, false, true, func(*tree.Tx, Pruned) error { return nil })
@@ -158,10 +159,10 @@ func (e *Engine) start(ctx context.Context, s Start) (*tree.Checkpoint, *tree.Im
 }
 
 // plant records a tree and its root.
-func (e *Engine) plant(ctx context.Context, image *tree.Image, from *tree.Checkpoint, d tree.Defaults, labels map[string]string,
+func (e *Engine) plant(ctx context.Context, image *tree.Image, from *tree.Checkpoint, d tree.Defaults, labels map[string]string, run string,
 	then func(*tree.Tx, *tree.Tree, *tree.Node) error) (*tree.Tree, *tree.Node, error) {
 	now := time.Now()
-	t := &tree.Tree{ID: ids.NewTree(), Root: ids.NewNode(), Image: image.Digest, Labels: labels, Defaults: d, CreatedAt: now}
+	t := &tree.Tree{ID: ids.NewTree(), Root: ids.NewNode(), Image: image.Digest, Labels: labels, Defaults: d, CreatedAt: now, Run: run}
 	root := tree.Node{
 		ID: t.Root, Tree: t.ID, TurnStatus: tree.Completed, Verdict: tree.None, Capture: tree.Captured,
 		StartedAt: now, EndedAt: now, Action: tree.Action{Text: []byte("# start")},
@@ -341,8 +342,60 @@ func ending(n *tree.Node) string {
 	return fmt.Sprintf("exit status %d", n.Observation.ExitCode)
 }
 
-// CloseTree releases a tree's sandboxes and refuses new work on it.
+// CloseTree releases a tree's sandboxes and refuses new work on it. Soon after, its nodes leave
+// memory.
 func (e *Engine) CloseTree(ctx context.Context, id ids.Tree) (*tree.Tree, int, error) {
+	t, n, err := e.closeTree(ctx, id)
+	select {
+	case e.closedTree <- struct{}{}:
+	default:
+	}
+	return t, n, err
+}
+
+// OpenTree takes new work on a closed tree again.
+func (e *Engine) OpenTree(ctx context.Context, id ids.Tree) (*tree.Tree, error) {
+	_, err := e.Store.Update(ctx, func(tx *tree.Tx) error {
+		now, err := tx.Tree(id)
+		if err != nil || !now.Closed {
+			return err
+		}
+		open := *now
+		open.Closed = false
+		return tx.PutTree(open)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return e.Store.View().Tree(id)
+}
+
+// Trees that were changed after they were closed stay in memory for a while: trainers write
+// the rewards of a tree one after the other.
+const (
+	archiveEvery = 10 * time.Second
+	keepRecalled = 5 * time.Minute
+)
+
+// archiveClosed takes closed trees out of memory.
+func (e *Engine) archiveClosed(ctx context.Context) {
+	defer e.wg.Done()
+	tick := time.NewTicker(archiveEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-e.closedTree:
+		}
+		if _, err := e.Store.ArchiveIdle(ctx, keepRecalled); err != nil && ctx.Err() == nil {
+			e.log.Warn("archiving closed trees", "error", err)
+		}
+	}
+}
+
+func (e *Engine) closeTree(ctx context.Context, id ids.Tree) (*tree.Tree, int, error) {
 	t, err := e.Store.View().Tree(id)
 	if err != nil {
 		return nil, 0, err

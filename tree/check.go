@@ -30,6 +30,7 @@ func (s *Store) Check(ctx context.Context) (wrong []string, err error) {
 		func() error {
 			return same(c, treeRows, layoutTree, c.Trees(), func(t *Tree) string { return string(t.ID) })
 		},
+		func() error { return same(c, runRows, layoutRun, c.Runs(), func(r *Run) string { return r.Name }) },
 		c.nodes, c.indexes, c.archive,
 		func() error {
 			return same(c, checkpointRows, layoutCheckpoint, c.Checkpoints(), func(k *Checkpoint) string { return string(k.ID) })

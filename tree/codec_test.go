@@ -69,6 +69,7 @@ func layouts() []layoutTest {
 	}
 	return []layoutTest{
 		layoutOf("tree", layoutTree),
+		layoutOf("run", layoutRun),
 		layoutOf("node", layoutNode, nodeFields...),
 		layoutOf("detail", layoutDetail, detailFields...),
 		layoutOf("checkpoint", layoutCheckpoint),

@@ -175,6 +175,9 @@ func frozen(t testing.TB, s *Store) map[string]string {
 		}
 		m["order"+string(x.ID)] = fmt.Sprint(idsOf(v.NodesOf(x.ID)))
 	}
+	for x := range v.Runs() {
+		m["R"+x.Name] = string(encode(x, layoutRun))
+	}
 	for x := range v.Checkpoints() {
 		m["c"+string(x.ID)] = string(encode(x, layoutCheckpoint)) + fmt.Sprint(idsOf(v.CheckpointUsers(x.ID)))
 	}

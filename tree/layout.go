@@ -15,6 +15,15 @@ func layoutTree(c *coder, t *Tree) {
 	unsigned(c, 9, &t.CreateIndex)
 	unsigned(c, 10, &t.Archive)
 	signed(c, 11, &t.ArchivedNodes)
+	text(c, 12, &t.Run)
+}
+
+func layoutRun(c *coder, r *Run) {
+	text(c, 1, &r.Name)
+	signed(c, 2, &r.Attempt)
+	c.instant(3, &r.OpenedAt)
+	c.flag(4, &r.Closed)
+	unsigned(c, 5, &r.ModifyIndex)
 }
 
 func layoutDefaults(c *coder, d *Defaults) {

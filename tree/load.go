@@ -27,6 +27,7 @@ func load(log *disk) (*instant, error) {
 	defer l.tx.txn.Abort()
 	for _, step := range []func() error{
 		rowsOf(l, treeRows, trees, layoutTree, func(t *Tree) { l.add(trees, ""); l.archived(t) }),
+		rowsOf(l, runRows, runs, layoutRun, func(*Run) {}),
 		l.nodes, l.holds,
 		rowsOf(l, checkpointRows, checkpoints, layoutCheckpoint, func(k *Checkpoint) { l.add(checkpoints, k.Tree) }),
 		rowsOf(l, processRows, processes, layoutProcess, func(*ProcessState) {}),

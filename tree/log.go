@@ -36,6 +36,7 @@ const (
 	replyRows          rows = 'r' // key           -> layoutFullReply
 	payloadRows        rows = 'p' // sha256 in hex -> the bytes as they are
 	condemnedRows      rows = 'x' // snapshot id   -> layoutCondemned
+	runRows            rows = 'R' // name -> layoutRun
 	archiveRows        rows = 'a' // tree and node, 16 bytes each -> layoutNode, of an archived tree
 	whereRows          rows = 'b' // archived node, 16 bytes -> its tree, 16 bytes
 	checkpointHoldRows rows = 'k' // checkpoint and tree, 16 bytes each: an archived node has it
@@ -48,7 +49,7 @@ const (
 //
 //	1  the first
 //	2  process states; a checkpoint names one
-//	3  node rows have ids and digests in binary, and not their own id; trees can be archived
+//	3  node rows have ids and digests in binary, and not their own id; archived trees; runs
 const formatVersion = 3
 
 var (

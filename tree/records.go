@@ -107,9 +107,23 @@ type Tree struct {
 	// Where its nodes are; ArchivedNodes are those that only the disk has. Set by the store.
 	Archive       ArchiveState
 	ArchivedNodes int64
+	Run           string // that it was made in; may be empty
 
 	CreateIndex, ModifyIndex uint64
 }
+
+// Run is all trees of one training run. Its attempts are numbered from 1; only the newest may work.
+type Run struct {
+	Name     string
+	Attempt  int64
+	OpenedAt time.Time // the attempt
+	Closed   bool
+
+	ModifyIndex uint64
+}
+
+// MaxRunName bounds the name of a run.
+const MaxRunName = 128
 
 // ArchiveState is where the nodes of a tree are.
 type ArchiveState uint8

@@ -12,6 +12,7 @@ import (
 // large, however many others there are.
 const (
 	trees       = "trees"
+	runs        = "runs"
 	nodes       = "nodes"
 	checkpoints = "checkpoints"
 	processes   = "processes"
@@ -37,6 +38,7 @@ const (
 	byName       = "name"
 	byAge        = "age"
 	pending      = "pending"
+	byRun        = "run"
 	byResident   = "resident"
 	byCondemned  = "condemned"
 )
@@ -44,7 +46,7 @@ const (
 func schema() *memdb.DBSchema {
 	s := &memdb.DBSchema{Tables: map[string]*memdb.TableSchema{}}
 	for _, t := range []*memdb.TableSchema{
-		treeSchema(), nodeTable.schema(), checkpointSchema(), processSchema(), sandboxSchema(), imageSchema(),
+		treeSchema(), runSchema(), nodeTable.schema(), checkpointSchema(), processSchema(), sandboxSchema(), imageSchema(),
 		setupSchema(), replySchema(), condemnedSchema(), removalSchema(), countSchema(), markSchema(),
 	} {
 		s.Tables[t.Name] = t
@@ -62,6 +64,8 @@ func treeSchema() *memdb.TableSchema {
 		unique(byCreation, func(t *Tree) []byte { return number(t.CreateIndex) }),
 		// TreesOf: an image that a tree stands on isn't removed.
 		many(byImage, func(t *Tree) []byte { return key(t.Image) }),
+		// TreesOfRun: an attempt takes over what the one before left.
+		many(byRun, func(t *Tree) []byte { return optional(t.Run) }),
 		// ArchiveIdle: closed trees that are in memory; soon none.
 		many(byResident, func(t *Tree) []byte {
 			if !t.Closed || t.Archive == OnDisk {
@@ -70,6 +74,10 @@ func treeSchema() *memdb.TableSchema {
 			return key(t.ID)
 		}),
 	)
+}
+
+func runSchema() *memdb.TableSchema {
+	return tableOf(runs, identity[Run]())
 }
 
 func checkpointSchema() *memdb.TableSchema {
@@ -174,6 +182,8 @@ func rowID(row any) []byte {
 		return r.upto
 	case *page[struct{}]:
 		return r.upto
+	case *Run:
+		return key(r.Name)
 	case *Checkpoint:
 		return key(r.ID)
 	case *ProcessState:

@@ -46,6 +46,7 @@ func observationMessage(o tree.Observation) *boxwoodv1.Observation {
 func treeMessage(v *tree.View, t *tree.Tree) *boxwoodv1.Tree {
 	m := &boxwoodv1.Tree{
 		Id: string(t.ID), RootId: string(t.Root), Image: string(t.Image), Labels: t.Labels, CreatedAt: nanos(t.CreatedAt), Closed: t.Closed,
+		Run: t.Run, Archived: t.Archive == tree.OnDisk,
 	}
 	if v != nil {
 		m.NodeCount, m.CheckpointCount, m.SandboxCount = int64(v.NodeCount(t.ID)), int64(v.CheckpointCount(t.ID)), int64(v.SandboxCount(t.ID))

@@ -51,6 +51,11 @@ func (s *Service) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo
 	defer cancel()
 	_ = grpc.SetTrailer(ctx, metadata.Pairs(requestHeader, id))
 	defer func() { err = s.outcome(id, info.FullMethod, began, recover(), err) }()
+	ctx, leave, err := s.fence.enter(ctx, info.FullMethod, s.e.Store.View)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = leave(err) }()
 	return handle(ctx, req)
 }
 
@@ -60,6 +65,11 @@ func (s *Service) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerI
 	defer cancel()
 	ss.SetTrailer(metadata.Pairs(requestHeader, id))
 	defer func() { err = s.outcome(id, info.FullMethod, began, recover(), err) }()
+	ctx, leave, err := s.fence.enter(ctx, info.FullMethod, s.e.Store.View)
+	if err != nil {
+		return err
+	}
+	defer func() { err = leave(err) }()
 	return handle(srv, streamWith{ss, ctx})
 }
 

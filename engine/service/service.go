@@ -34,6 +34,7 @@ type Service struct {
 	e       *engine.Engine
 	log     *slog.Logger
 	keys    inFlight
+	fence   fence
 	version string
 }
 

@@ -18,7 +18,7 @@ import (
 func (s *Service) CreateTree(ctx context.Context, req *boxwoodv1.CreateTreeRequest) (*boxwoodv1.CreateTreeResponse, error) {
 	n := engine.NewTree{
 		Start:  engine.Start{Image: req.GetImage(), Node: ids.Node(req.GetNodeId())},
-		Labels: req.GetLabels(), WithSandbox: req.GetWithSandbox(),
+		Labels: req.GetLabels(), WithSandbox: req.GetWithSandbox(), Run: runOf(ctx),
 	}
 	if d := req.GetDefaults(); d != nil {
 		n.Defaults = tree.Defaults{
@@ -58,6 +58,14 @@ func (s *Service) CloseTree(ctx context.Context, req *boxwoodv1.CloseTreeRequest
 		return &boxwoodv1.CloseTreeResponse{Released: int64(n)}, err
 	})
 	return got, err
+}
+
+func (s *Service) OpenTree(ctx context.Context, req *boxwoodv1.OpenTreeRequest) (*boxwoodv1.OpenTreeResponse, error) {
+	t, err := s.e.OpenTree(ctx, ids.Tree(req.GetTreeId()))
+	if err != nil {
+		return nil, err
+	}
+	return &boxwoodv1.OpenTreeResponse{Tree: treeMessage(s.e.Store.View(), t)}, nil
 }
 
 func (s *Service) ListTrees(_ context.Context, req *boxwoodv1.ListTreesRequest) (*boxwoodv1.ListTreesResponse, error) {
@@ -108,6 +116,9 @@ func (s *Service) ListNodes(req *boxwoodv1.ListNodesRequest, out grpc.ServerStre
 	if _, err := v.Tree(ids.Tree(req.GetTreeId())); err != nil {
 		return err
 	}
+	if err := v.Load(ids.Tree(req.GetTreeId())); err != nil {
+		return err
+	}
 	nodes := v.NodesOf(ids.Tree(req.GetTreeId()))
 	if req.GetUnder() != "" {
 		n, err := v.Node(ids.Node(req.GetUnder()))
@@ -155,7 +166,7 @@ func wanted(v *tree.View, req *boxwoodv1.ListNodesRequest, n *tree.Node) bool {
 		return false
 	}
 	if req.GetLeavesOnly() {
-		for range v.Children(n.ID) {
+		if v.HasChildren(n.ID) {
 			return false
 		}
 	}

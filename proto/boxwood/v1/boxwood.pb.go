@@ -589,7 +589,7 @@ func (x BackupRequest_Rule) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use BackupRequest_Rule.Descriptor instead.
 func (BackupRequest_Rule) EnumDescriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{81, 0}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{87, 0}
 }
 
 // Error is the detail of every failed call.
@@ -1411,8 +1411,12 @@ type Tree struct {
 	NodeCount       int64                  `protobuf:"varint,7,opt,name=node_count,json=nodeCount,proto3" json:"node_count,omitempty"`
 	CheckpointCount int64                  `protobuf:"varint,8,opt,name=checkpoint_count,json=checkpointCount,proto3" json:"checkpoint_count,omitempty"`
 	SandboxCount    int64                  `protobuf:"varint,9,opt,name=sandbox_count,json=sandboxCount,proto3" json:"sandbox_count,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// The run it was made in, if any.
+	Run string `protobuf:"bytes,10,opt,name=run,proto3" json:"run,omitempty"`
+	// Whether its nodes have left memory: they are read from the disk.
+	Archived      bool `protobuf:"varint,11,opt,name=archived,proto3" json:"archived,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Tree) Reset() {
@@ -1506,6 +1510,20 @@ func (x *Tree) GetSandboxCount() int64 {
 		return x.SandboxCount
 	}
 	return 0
+}
+
+func (x *Tree) GetRun() string {
+	if x != nil {
+		return x.Run
+	}
+	return ""
+}
+
+func (x *Tree) GetArchived() bool {
+	if x != nil {
+		return x.Archived
+	}
+	return false
 }
 
 type Image struct {
@@ -2675,6 +2693,339 @@ func (x *CloseTreeResponse) GetReleased() int64 {
 	return 0
 }
 
+type OpenTreeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TreeId        string                 `protobuf:"bytes,1,opt,name=tree_id,json=treeId,proto3" json:"tree_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpenTreeRequest) Reset() {
+	*x = OpenTreeRequest{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenTreeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenTreeRequest) ProtoMessage() {}
+
+func (x *OpenTreeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenTreeRequest.ProtoReflect.Descriptor instead.
+func (*OpenTreeRequest) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *OpenTreeRequest) GetTreeId() string {
+	if x != nil {
+		return x.TreeId
+	}
+	return ""
+}
+
+type OpenTreeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tree          *Tree                  `protobuf:"bytes,1,opt,name=tree,proto3" json:"tree,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpenTreeResponse) Reset() {
+	*x = OpenTreeResponse{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenTreeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenTreeResponse) ProtoMessage() {}
+
+func (x *OpenTreeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenTreeResponse.ProtoReflect.Descriptor instead.
+func (*OpenTreeResponse) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *OpenTreeResponse) GetTree() *Tree {
+	if x != nil {
+		return x.Tree
+	}
+	return nil
+}
+
+type OpenRunRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 1 to 128 bytes, without a slash.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Keep the live sandboxes of the run's trees for the new attempt; else they are released.
+	Adopt          bool   `protobuf:"varint,2,opt,name=adopt,proto3" json:"adopt,omitempty"`
+	IdempotencyKey string `protobuf:"bytes,3,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *OpenRunRequest) Reset() {
+	*x = OpenRunRequest{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenRunRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenRunRequest) ProtoMessage() {}
+
+func (x *OpenRunRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenRunRequest.ProtoReflect.Descriptor instead.
+func (*OpenRunRequest) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *OpenRunRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *OpenRunRequest) GetAdopt() bool {
+	if x != nil {
+		return x.Adopt
+	}
+	return false
+}
+
+func (x *OpenRunRequest) GetIdempotencyKey() string {
+	if x != nil {
+		return x.IdempotencyKey
+	}
+	return ""
+}
+
+type OpenRunResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// From 1.
+	Attempt       int64      `protobuf:"varint,1,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	Adopted       []*Sandbox `protobuf:"bytes,2,rep,name=adopted,proto3" json:"adopted,omitempty"`
+	Released      int64      `protobuf:"varint,3,opt,name=released,proto3" json:"released,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpenRunResponse) Reset() {
+	*x = OpenRunResponse{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenRunResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenRunResponse) ProtoMessage() {}
+
+func (x *OpenRunResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenRunResponse.ProtoReflect.Descriptor instead.
+func (*OpenRunResponse) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *OpenRunResponse) GetAttempt() int64 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
+func (x *OpenRunResponse) GetAdopted() []*Sandbox {
+	if x != nil {
+		return x.Adopted
+	}
+	return nil
+}
+
+func (x *OpenRunResponse) GetReleased() int64 {
+	if x != nil {
+		return x.Released
+	}
+	return 0
+}
+
+type CloseRunRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Must be the newest.
+	Attempt int64 `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// Close its trees, too.
+	CloseTrees     bool   `protobuf:"varint,3,opt,name=close_trees,json=closeTrees,proto3" json:"close_trees,omitempty"`
+	IdempotencyKey string `protobuf:"bytes,4,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *CloseRunRequest) Reset() {
+	*x = CloseRunRequest{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CloseRunRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CloseRunRequest) ProtoMessage() {}
+
+func (x *CloseRunRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CloseRunRequest.ProtoReflect.Descriptor instead.
+func (*CloseRunRequest) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *CloseRunRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CloseRunRequest) GetAttempt() int64 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
+func (x *CloseRunRequest) GetCloseTrees() bool {
+	if x != nil {
+		return x.CloseTrees
+	}
+	return false
+}
+
+func (x *CloseRunRequest) GetIdempotencyKey() string {
+	if x != nil {
+		return x.IdempotencyKey
+	}
+	return ""
+}
+
+type CloseRunResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Released      int64                  `protobuf:"varint,1,opt,name=released,proto3" json:"released,omitempty"`
+	ClosedTrees   int64                  `protobuf:"varint,2,opt,name=closed_trees,json=closedTrees,proto3" json:"closed_trees,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CloseRunResponse) Reset() {
+	*x = CloseRunResponse{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CloseRunResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CloseRunResponse) ProtoMessage() {}
+
+func (x *CloseRunResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CloseRunResponse.ProtoReflect.Descriptor instead.
+func (*CloseRunResponse) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *CloseRunResponse) GetReleased() int64 {
+	if x != nil {
+		return x.Released
+	}
+	return 0
+}
+
+func (x *CloseRunResponse) GetClosedTrees() int64 {
+	if x != nil {
+		return x.ClosedTrees
+	}
+	return 0
+}
+
 type ListTreesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Labels        map[string]string      `protobuf:"bytes,1,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
@@ -2684,7 +3035,7 @@ type ListTreesRequest struct {
 
 func (x *ListTreesRequest) Reset() {
 	*x = ListTreesRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[25]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2696,7 +3047,7 @@ func (x *ListTreesRequest) String() string {
 func (*ListTreesRequest) ProtoMessage() {}
 
 func (x *ListTreesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[25]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2709,7 +3060,7 @@ func (x *ListTreesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTreesRequest.ProtoReflect.Descriptor instead.
 func (*ListTreesRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{25}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ListTreesRequest) GetLabels() map[string]string {
@@ -2728,7 +3079,7 @@ type ListTreesResponse struct {
 
 func (x *ListTreesResponse) Reset() {
 	*x = ListTreesResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[26]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2740,7 +3091,7 @@ func (x *ListTreesResponse) String() string {
 func (*ListTreesResponse) ProtoMessage() {}
 
 func (x *ListTreesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[26]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2753,7 +3104,7 @@ func (x *ListTreesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTreesResponse.ProtoReflect.Descriptor instead.
 func (*ListTreesResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{26}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ListTreesResponse) GetTrees() []*Tree {
@@ -2789,7 +3140,7 @@ type Command struct {
 
 func (x *Command) Reset() {
 	*x = Command{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[27]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2801,7 +3152,7 @@ func (x *Command) String() string {
 func (*Command) ProtoMessage() {}
 
 func (x *Command) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[27]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2814,7 +3165,7 @@ func (x *Command) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Command.ProtoReflect.Descriptor instead.
 func (*Command) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{27}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Command) GetArgv() [][]byte {
@@ -2899,7 +3250,7 @@ type RunTurnRequest struct {
 
 func (x *RunTurnRequest) Reset() {
 	*x = RunTurnRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[28]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2911,7 +3262,7 @@ func (x *RunTurnRequest) String() string {
 func (*RunTurnRequest) ProtoMessage() {}
 
 func (x *RunTurnRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[28]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2924,7 +3275,7 @@ func (x *RunTurnRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunTurnRequest.ProtoReflect.Descriptor instead.
 func (*RunTurnRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{28}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RunTurnRequest) GetSandboxId() string {
@@ -2987,7 +3338,7 @@ type NodeInput struct {
 
 func (x *NodeInput) Reset() {
 	*x = NodeInput{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[29]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2999,7 +3350,7 @@ func (x *NodeInput) String() string {
 func (*NodeInput) ProtoMessage() {}
 
 func (x *NodeInput) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[29]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3012,7 +3363,7 @@ func (x *NodeInput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeInput.ProtoReflect.Descriptor instead.
 func (*NodeInput) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{29}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *NodeInput) GetLabels() map[string]string {
@@ -3051,7 +3402,7 @@ type TurnEvent struct {
 
 func (x *TurnEvent) Reset() {
 	*x = TurnEvent{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[30]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3063,7 +3414,7 @@ func (x *TurnEvent) String() string {
 func (*TurnEvent) ProtoMessage() {}
 
 func (x *TurnEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[30]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3076,7 +3427,7 @@ func (x *TurnEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TurnEvent.ProtoReflect.Descriptor instead.
 func (*TurnEvent) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{30}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *TurnEvent) GetEvent() isTurnEvent_Event {
@@ -3167,7 +3518,7 @@ type CommandResult struct {
 
 func (x *CommandResult) Reset() {
 	*x = CommandResult{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[31]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3179,7 +3530,7 @@ func (x *CommandResult) String() string {
 func (*CommandResult) ProtoMessage() {}
 
 func (x *CommandResult) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[31]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3192,7 +3543,7 @@ func (x *CommandResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommandResult.ProtoReflect.Descriptor instead.
 func (*CommandResult) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{31}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *CommandResult) GetObservation() *Observation {
@@ -3246,7 +3597,7 @@ type Timings struct {
 
 func (x *Timings) Reset() {
 	*x = Timings{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[32]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3258,7 +3609,7 @@ func (x *Timings) String() string {
 func (*Timings) ProtoMessage() {}
 
 func (x *Timings) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[32]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3271,7 +3622,7 @@ func (x *Timings) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Timings.ProtoReflect.Descriptor instead.
 func (*Timings) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{32}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Timings) GetCaptureWaitNs() int64 {
@@ -3334,7 +3685,7 @@ type TurnResult struct {
 
 func (x *TurnResult) Reset() {
 	*x = TurnResult{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[33]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3346,7 +3697,7 @@ func (x *TurnResult) String() string {
 func (*TurnResult) ProtoMessage() {}
 
 func (x *TurnResult) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[33]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3359,7 +3710,7 @@ func (x *TurnResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TurnResult.ProtoReflect.Descriptor instead.
 func (*TurnResult) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{33}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *TurnResult) GetNode() *Node {
@@ -3409,7 +3760,7 @@ type BeginTurnRequest struct {
 
 func (x *BeginTurnRequest) Reset() {
 	*x = BeginTurnRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[34]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3421,7 +3772,7 @@ func (x *BeginTurnRequest) String() string {
 func (*BeginTurnRequest) ProtoMessage() {}
 
 func (x *BeginTurnRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[34]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3434,7 +3785,7 @@ func (x *BeginTurnRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BeginTurnRequest.ProtoReflect.Descriptor instead.
 func (*BeginTurnRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{34}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *BeginTurnRequest) GetSandboxId() string {
@@ -3474,7 +3825,7 @@ type BeginTurnResponse struct {
 
 func (x *BeginTurnResponse) Reset() {
 	*x = BeginTurnResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[35]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3486,7 +3837,7 @@ func (x *BeginTurnResponse) String() string {
 func (*BeginTurnResponse) ProtoMessage() {}
 
 func (x *BeginTurnResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[35]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3499,7 +3850,7 @@ func (x *BeginTurnResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BeginTurnResponse.ProtoReflect.Descriptor instead.
 func (*BeginTurnResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{35}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *BeginTurnResponse) GetTurnId() string {
@@ -3521,7 +3872,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[36]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3533,7 +3884,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[36]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3546,7 +3897,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{36}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ExecRequest) GetTurnId() string {
@@ -3582,7 +3933,7 @@ type EndTurnRequest struct {
 
 func (x *EndTurnRequest) Reset() {
 	*x = EndTurnRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[37]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3594,7 +3945,7 @@ func (x *EndTurnRequest) String() string {
 func (*EndTurnRequest) ProtoMessage() {}
 
 func (x *EndTurnRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[37]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3607,7 +3958,7 @@ func (x *EndTurnRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndTurnRequest.ProtoReflect.Descriptor instead.
 func (*EndTurnRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{37}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *EndTurnRequest) GetTurnId() string {
@@ -3653,7 +4004,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[38]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3665,7 +4016,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[38]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3678,7 +4029,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{38}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Session) GetName() string {
@@ -3732,7 +4083,7 @@ type OpenSessionRequest struct {
 
 func (x *OpenSessionRequest) Reset() {
 	*x = OpenSessionRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[39]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3744,7 +4095,7 @@ func (x *OpenSessionRequest) String() string {
 func (*OpenSessionRequest) ProtoMessage() {}
 
 func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[39]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3757,7 +4108,7 @@ func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionRequest.ProtoReflect.Descriptor instead.
 func (*OpenSessionRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{39}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *OpenSessionRequest) GetSandboxId() string {
@@ -3848,7 +4199,7 @@ type OpenSessionResponse struct {
 
 func (x *OpenSessionResponse) Reset() {
 	*x = OpenSessionResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[40]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3860,7 +4211,7 @@ func (x *OpenSessionResponse) String() string {
 func (*OpenSessionResponse) ProtoMessage() {}
 
 func (x *OpenSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[40]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3873,7 +4224,7 @@ func (x *OpenSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionResponse.ProtoReflect.Descriptor instead.
 func (*OpenSessionResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{40}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *OpenSessionResponse) GetSession() *Session {
@@ -3902,7 +4253,7 @@ type CloseSessionRequest struct {
 
 func (x *CloseSessionRequest) Reset() {
 	*x = CloseSessionRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[41]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3914,7 +4265,7 @@ func (x *CloseSessionRequest) String() string {
 func (*CloseSessionRequest) ProtoMessage() {}
 
 func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[41]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3927,7 +4278,7 @@ func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
 func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{41}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *CloseSessionRequest) GetSandboxId() string {
@@ -3968,7 +4319,7 @@ type CloseSessionResponse struct {
 
 func (x *CloseSessionResponse) Reset() {
 	*x = CloseSessionResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[42]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3980,7 +4331,7 @@ func (x *CloseSessionResponse) String() string {
 func (*CloseSessionResponse) ProtoMessage() {}
 
 func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[42]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3993,7 +4344,7 @@ func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionResponse.ProtoReflect.Descriptor instead.
 func (*CloseSessionResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{42}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *CloseSessionResponse) GetResult() *TurnResult {
@@ -4012,7 +4363,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[43]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4024,7 +4375,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[43]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4037,7 +4388,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{43}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ListSessionsRequest) GetSandboxId() string {
@@ -4056,7 +4407,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[44]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4068,7 +4419,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[44]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4081,7 +4432,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{44}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*Session {
@@ -4101,7 +4452,7 @@ type InterruptRequest struct {
 
 func (x *InterruptRequest) Reset() {
 	*x = InterruptRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[45]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4113,7 +4464,7 @@ func (x *InterruptRequest) String() string {
 func (*InterruptRequest) ProtoMessage() {}
 
 func (x *InterruptRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[45]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4126,7 +4477,7 @@ func (x *InterruptRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRequest.ProtoReflect.Descriptor instead.
 func (*InterruptRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{45}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *InterruptRequest) GetSandboxId() string {
@@ -4153,7 +4504,7 @@ type InterruptResponse struct {
 
 func (x *InterruptResponse) Reset() {
 	*x = InterruptResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[46]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4165,7 +4516,7 @@ func (x *InterruptResponse) String() string {
 func (*InterruptResponse) ProtoMessage() {}
 
 func (x *InterruptResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[46]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4178,7 +4529,7 @@ func (x *InterruptResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptResponse.ProtoReflect.Descriptor instead.
 func (*InterruptResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{46}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *InterruptResponse) GetWasRunning() bool {
@@ -4197,7 +4548,7 @@ type CancelTurnRequest struct {
 
 func (x *CancelTurnRequest) Reset() {
 	*x = CancelTurnRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[47]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4209,7 +4560,7 @@ func (x *CancelTurnRequest) String() string {
 func (*CancelTurnRequest) ProtoMessage() {}
 
 func (x *CancelTurnRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[47]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4222,7 +4573,7 @@ func (x *CancelTurnRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelTurnRequest.ProtoReflect.Descriptor instead.
 func (*CancelTurnRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{47}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *CancelTurnRequest) GetSandboxId() string {
@@ -4241,7 +4592,7 @@ type CancelTurnResponse struct {
 
 func (x *CancelTurnResponse) Reset() {
 	*x = CancelTurnResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[48]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4253,7 +4604,7 @@ func (x *CancelTurnResponse) String() string {
 func (*CancelTurnResponse) ProtoMessage() {}
 
 func (x *CancelTurnResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[48]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4266,7 +4617,7 @@ func (x *CancelTurnResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelTurnResponse.ProtoReflect.Descriptor instead.
 func (*CancelTurnResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{48}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *CancelTurnResponse) GetWasRunning() bool {
@@ -4290,7 +4641,7 @@ type ReadFileRequest struct {
 
 func (x *ReadFileRequest) Reset() {
 	*x = ReadFileRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[49]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4302,7 +4653,7 @@ func (x *ReadFileRequest) String() string {
 func (*ReadFileRequest) ProtoMessage() {}
 
 func (x *ReadFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[49]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4315,7 +4666,7 @@ func (x *ReadFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFileRequest.ProtoReflect.Descriptor instead.
 func (*ReadFileRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{49}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ReadFileRequest) GetSandboxId() string {
@@ -4364,7 +4715,7 @@ type ReadFileResponse struct {
 
 func (x *ReadFileResponse) Reset() {
 	*x = ReadFileResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[50]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4376,7 +4727,7 @@ func (x *ReadFileResponse) String() string {
 func (*ReadFileResponse) ProtoMessage() {}
 
 func (x *ReadFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[50]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4389,7 +4740,7 @@ func (x *ReadFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFileResponse.ProtoReflect.Descriptor instead.
 func (*ReadFileResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{50}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ReadFileResponse) GetContent() []byte {
@@ -4430,7 +4781,7 @@ type WriteFileRequest struct {
 
 func (x *WriteFileRequest) Reset() {
 	*x = WriteFileRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[51]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4442,7 +4793,7 @@ func (x *WriteFileRequest) String() string {
 func (*WriteFileRequest) ProtoMessage() {}
 
 func (x *WriteFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[51]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4455,7 +4806,7 @@ func (x *WriteFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileRequest.ProtoReflect.Descriptor instead.
 func (*WriteFileRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{51}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *WriteFileRequest) GetSandboxId() string {
@@ -4517,7 +4868,7 @@ type WriteFileResponse struct {
 
 func (x *WriteFileResponse) Reset() {
 	*x = WriteFileResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[52]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4529,7 +4880,7 @@ func (x *WriteFileResponse) String() string {
 func (*WriteFileResponse) ProtoMessage() {}
 
 func (x *WriteFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[52]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4542,7 +4893,7 @@ func (x *WriteFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileResponse.ProtoReflect.Descriptor instead.
 func (*WriteFileResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{52}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *WriteFileResponse) GetResult() *TurnResult {
@@ -4565,7 +4916,7 @@ type UploadRequest struct {
 
 func (x *UploadRequest) Reset() {
 	*x = UploadRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[53]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4577,7 +4928,7 @@ func (x *UploadRequest) String() string {
 func (*UploadRequest) ProtoMessage() {}
 
 func (x *UploadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[53]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4590,7 +4941,7 @@ func (x *UploadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadRequest.ProtoReflect.Descriptor instead.
 func (*UploadRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{53}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *UploadRequest) GetPart() isUploadRequest_Part {
@@ -4647,7 +4998,7 @@ type UploadStart struct {
 
 func (x *UploadStart) Reset() {
 	*x = UploadStart{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[54]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4659,7 +5010,7 @@ func (x *UploadStart) String() string {
 func (*UploadStart) ProtoMessage() {}
 
 func (x *UploadStart) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[54]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4672,7 +5023,7 @@ func (x *UploadStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadStart.ProtoReflect.Descriptor instead.
 func (*UploadStart) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{54}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *UploadStart) GetSandboxId() string {
@@ -4714,7 +5065,7 @@ type UploadResponse struct {
 
 func (x *UploadResponse) Reset() {
 	*x = UploadResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[55]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4726,7 +5077,7 @@ func (x *UploadResponse) String() string {
 func (*UploadResponse) ProtoMessage() {}
 
 func (x *UploadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[55]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4739,7 +5090,7 @@ func (x *UploadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadResponse.ProtoReflect.Descriptor instead.
 func (*UploadResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{55}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *UploadResponse) GetResult() *TurnResult {
@@ -4774,7 +5125,7 @@ type DownloadRequest struct {
 
 func (x *DownloadRequest) Reset() {
 	*x = DownloadRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[56]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4786,7 +5137,7 @@ func (x *DownloadRequest) String() string {
 func (*DownloadRequest) ProtoMessage() {}
 
 func (x *DownloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[56]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4799,7 +5150,7 @@ func (x *DownloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownloadRequest.ProtoReflect.Descriptor instead.
 func (*DownloadRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{56}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *DownloadRequest) GetSandboxId() string {
@@ -4832,7 +5183,7 @@ type DownloadResponse struct {
 
 func (x *DownloadResponse) Reset() {
 	*x = DownloadResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[57]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4844,7 +5195,7 @@ func (x *DownloadResponse) String() string {
 func (*DownloadResponse) ProtoMessage() {}
 
 func (x *DownloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[57]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4857,7 +5208,7 @@ func (x *DownloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownloadResponse.ProtoReflect.Descriptor instead.
 func (*DownloadResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{57}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *DownloadResponse) GetChunk() []byte {
@@ -4888,7 +5239,7 @@ type ForkRequest struct {
 
 func (x *ForkRequest) Reset() {
 	*x = ForkRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[58]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4900,7 +5251,7 @@ func (x *ForkRequest) String() string {
 func (*ForkRequest) ProtoMessage() {}
 
 func (x *ForkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[58]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4913,7 +5264,7 @@ func (x *ForkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForkRequest.ProtoReflect.Descriptor instead.
 func (*ForkRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{58}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ForkRequest) GetWants() []*ForkRequest_Want {
@@ -5000,7 +5351,7 @@ type ForkResult struct {
 
 func (x *ForkResult) Reset() {
 	*x = ForkResult{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[59]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5012,7 +5363,7 @@ func (x *ForkResult) String() string {
 func (*ForkResult) ProtoMessage() {}
 
 func (x *ForkResult) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[59]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5025,7 +5376,7 @@ func (x *ForkResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForkResult.ProtoReflect.Descriptor instead.
 func (*ForkResult) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{59}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ForkResult) GetWant() int32 {
@@ -5114,7 +5465,7 @@ type ForkResults struct {
 
 func (x *ForkResults) Reset() {
 	*x = ForkResults{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[60]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5126,7 +5477,7 @@ func (x *ForkResults) String() string {
 func (*ForkResults) ProtoMessage() {}
 
 func (x *ForkResults) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[60]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5139,7 +5490,7 @@ func (x *ForkResults) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForkResults.ProtoReflect.Descriptor instead.
 func (*ForkResults) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{60}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ForkResults) GetResults() []*ForkResult {
@@ -5160,7 +5511,7 @@ type RollbackRequest struct {
 
 func (x *RollbackRequest) Reset() {
 	*x = RollbackRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[61]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5172,7 +5523,7 @@ func (x *RollbackRequest) String() string {
 func (*RollbackRequest) ProtoMessage() {}
 
 func (x *RollbackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[61]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5185,7 +5536,7 @@ func (x *RollbackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackRequest.ProtoReflect.Descriptor instead.
 func (*RollbackRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{61}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *RollbackRequest) GetSandboxId() string {
@@ -5219,7 +5570,7 @@ type RollbackResponse struct {
 
 func (x *RollbackResponse) Reset() {
 	*x = RollbackResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[62]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5231,7 +5582,7 @@ func (x *RollbackResponse) String() string {
 func (*RollbackResponse) ProtoMessage() {}
 
 func (x *RollbackResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[62]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5244,7 +5595,7 @@ func (x *RollbackResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackResponse.ProtoReflect.Descriptor instead.
 func (*RollbackResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{62}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *RollbackResponse) GetSandbox() *Sandbox {
@@ -5271,7 +5622,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[63]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5283,7 +5634,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[63]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5296,7 +5647,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{63}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ReleaseRequest) GetSandboxIds() []string {
@@ -5322,7 +5673,7 @@ type ReleaseResponse struct {
 
 func (x *ReleaseResponse) Reset() {
 	*x = ReleaseResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[64]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5334,7 +5685,7 @@ func (x *ReleaseResponse) String() string {
 func (*ReleaseResponse) ProtoMessage() {}
 
 func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[64]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5347,7 +5698,7 @@ func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{64}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ReleaseResponse) GetReleased() int64 {
@@ -5367,7 +5718,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[65]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5379,7 +5730,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[65]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5392,7 +5743,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{65}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *RenewRequest) GetSandboxIds() []string {
@@ -5418,7 +5769,7 @@ type RenewResponse struct {
 
 func (x *RenewResponse) Reset() {
 	*x = RenewResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[66]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5430,7 +5781,7 @@ func (x *RenewResponse) String() string {
 func (*RenewResponse) ProtoMessage() {}
 
 func (x *RenewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[66]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5443,7 +5794,7 @@ func (x *RenewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
 func (*RenewResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{66}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *RenewResponse) GetSandboxes() []*Sandbox {
@@ -5462,7 +5813,7 @@ type ListSandboxesRequest struct {
 
 func (x *ListSandboxesRequest) Reset() {
 	*x = ListSandboxesRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[67]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5474,7 +5825,7 @@ func (x *ListSandboxesRequest) String() string {
 func (*ListSandboxesRequest) ProtoMessage() {}
 
 func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[67]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5487,7 +5838,7 @@ func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesRequest.ProtoReflect.Descriptor instead.
 func (*ListSandboxesRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{67}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ListSandboxesRequest) GetTreeId() string {
@@ -5506,7 +5857,7 @@ type ListSandboxesResponse struct {
 
 func (x *ListSandboxesResponse) Reset() {
 	*x = ListSandboxesResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[68]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5518,7 +5869,7 @@ func (x *ListSandboxesResponse) String() string {
 func (*ListSandboxesResponse) ProtoMessage() {}
 
 func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[68]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5531,7 +5882,7 @@ func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesResponse.ProtoReflect.Descriptor instead.
 func (*ListSandboxesResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{68}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ListSandboxesResponse) GetSandboxes() []*Sandbox {
@@ -5550,7 +5901,7 @@ type WaitCapturedRequest struct {
 
 func (x *WaitCapturedRequest) Reset() {
 	*x = WaitCapturedRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[69]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5562,7 +5913,7 @@ func (x *WaitCapturedRequest) String() string {
 func (*WaitCapturedRequest) ProtoMessage() {}
 
 func (x *WaitCapturedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[69]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5575,7 +5926,7 @@ func (x *WaitCapturedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitCapturedRequest.ProtoReflect.Descriptor instead.
 func (*WaitCapturedRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{69}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *WaitCapturedRequest) GetNodeIds() []string {
@@ -5594,7 +5945,7 @@ type WaitCapturedResponse struct {
 
 func (x *WaitCapturedResponse) Reset() {
 	*x = WaitCapturedResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[70]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5606,7 +5957,7 @@ func (x *WaitCapturedResponse) String() string {
 func (*WaitCapturedResponse) ProtoMessage() {}
 
 func (x *WaitCapturedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[70]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5619,7 +5970,7 @@ func (x *WaitCapturedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitCapturedResponse.ProtoReflect.Descriptor instead.
 func (*WaitCapturedResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{70}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *WaitCapturedResponse) GetNodes() []*Node {
@@ -5640,7 +5991,7 @@ type EvaluateRequest struct {
 
 func (x *EvaluateRequest) Reset() {
 	*x = EvaluateRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[71]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5652,7 +6003,7 @@ func (x *EvaluateRequest) String() string {
 func (*EvaluateRequest) ProtoMessage() {}
 
 func (x *EvaluateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[71]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5665,7 +6016,7 @@ func (x *EvaluateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvaluateRequest.ProtoReflect.Descriptor instead.
 func (*EvaluateRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{71}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *EvaluateRequest) GetNodeId() string {
@@ -5717,7 +6068,7 @@ type Grader struct {
 
 func (x *Grader) Reset() {
 	*x = Grader{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[72]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5729,7 +6080,7 @@ func (x *Grader) String() string {
 func (*Grader) ProtoMessage() {}
 
 func (x *Grader) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[72]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5742,7 +6093,7 @@ func (x *Grader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grader.ProtoReflect.Descriptor instead.
 func (*Grader) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{72}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Grader) GetStart() isGrader_Start {
@@ -5838,7 +6189,7 @@ type EvaluateResponse struct {
 
 func (x *EvaluateResponse) Reset() {
 	*x = EvaluateResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[73]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5850,7 +6201,7 @@ func (x *EvaluateResponse) String() string {
 func (*EvaluateResponse) ProtoMessage() {}
 
 func (x *EvaluateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[73]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5863,7 +6214,7 @@ func (x *EvaluateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvaluateResponse.ProtoReflect.Descriptor instead.
 func (*EvaluateResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{73}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *EvaluateResponse) GetRewards() map[string]float64 {
@@ -5917,7 +6268,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[74]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5929,7 +6280,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[74]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5942,7 +6293,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{74}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *GetNodeRequest) GetNodeId() string {
@@ -5971,7 +6322,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[75]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5983,7 +6334,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[75]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5996,7 +6347,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{75}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ListNodesRequest) GetTreeId() string {
@@ -6066,7 +6417,7 @@ type WatchTreeRequest struct {
 
 func (x *WatchTreeRequest) Reset() {
 	*x = WatchTreeRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[76]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6078,7 +6429,7 @@ func (x *WatchTreeRequest) String() string {
 func (*WatchTreeRequest) ProtoMessage() {}
 
 func (x *WatchTreeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[76]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6091,7 +6442,7 @@ func (x *WatchTreeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchTreeRequest.ProtoReflect.Descriptor instead.
 func (*WatchTreeRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{76}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *WatchTreeRequest) GetTreeId() string {
@@ -6123,7 +6474,7 @@ type TreeEvent struct {
 
 func (x *TreeEvent) Reset() {
 	*x = TreeEvent{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[77]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6135,7 +6486,7 @@ func (x *TreeEvent) String() string {
 func (*TreeEvent) ProtoMessage() {}
 
 func (x *TreeEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[77]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6148,7 +6499,7 @@ func (x *TreeEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TreeEvent.ProtoReflect.Descriptor instead.
 func (*TreeEvent) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{77}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *TreeEvent) GetIndex() uint64 {
@@ -6231,7 +6582,7 @@ type NodeAnnotation struct {
 
 func (x *NodeAnnotation) Reset() {
 	*x = NodeAnnotation{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[78]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6243,7 +6594,7 @@ func (x *NodeAnnotation) String() string {
 func (*NodeAnnotation) ProtoMessage() {}
 
 func (x *NodeAnnotation) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[78]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6256,7 +6607,7 @@ func (x *NodeAnnotation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeAnnotation.ProtoReflect.Descriptor instead.
 func (*NodeAnnotation) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{78}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *NodeAnnotation) GetNodeId() string {
@@ -6318,7 +6669,7 @@ type AnnotateRequest struct {
 
 func (x *AnnotateRequest) Reset() {
 	*x = AnnotateRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[79]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6330,7 +6681,7 @@ func (x *AnnotateRequest) String() string {
 func (*AnnotateRequest) ProtoMessage() {}
 
 func (x *AnnotateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[79]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6343,7 +6694,7 @@ func (x *AnnotateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AnnotateRequest.ProtoReflect.Descriptor instead.
 func (*AnnotateRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{79}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *AnnotateRequest) GetAnnotations() []*NodeAnnotation {
@@ -6369,7 +6720,7 @@ type AnnotateResponse struct {
 
 func (x *AnnotateResponse) Reset() {
 	*x = AnnotateResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[80]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6381,7 +6732,7 @@ func (x *AnnotateResponse) String() string {
 func (*AnnotateResponse) ProtoMessage() {}
 
 func (x *AnnotateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[80]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6394,7 +6745,7 @@ func (x *AnnotateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AnnotateResponse.ProtoReflect.Descriptor instead.
 func (*AnnotateResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{80}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *AnnotateResponse) GetIndex() uint64 {
@@ -6416,7 +6767,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[81]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6428,7 +6779,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[81]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6441,7 +6792,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{81}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *BackupRequest) GetItems() []*BackupRequest_Item {
@@ -6482,7 +6833,7 @@ type BackupResponse struct {
 
 func (x *BackupResponse) Reset() {
 	*x = BackupResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[82]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6494,7 +6845,7 @@ func (x *BackupResponse) String() string {
 func (*BackupResponse) ProtoMessage() {}
 
 func (x *BackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[82]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6507,7 +6858,7 @@ func (x *BackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
 func (*BackupResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{82}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *BackupResponse) GetIndex() uint64 {
@@ -6533,7 +6884,7 @@ type GetPayloadRequest struct {
 
 func (x *GetPayloadRequest) Reset() {
 	*x = GetPayloadRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[83]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6545,7 +6896,7 @@ func (x *GetPayloadRequest) String() string {
 func (*GetPayloadRequest) ProtoMessage() {}
 
 func (x *GetPayloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[83]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6558,7 +6909,7 @@ func (x *GetPayloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPayloadRequest.ProtoReflect.Descriptor instead.
 func (*GetPayloadRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{83}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *GetPayloadRequest) GetNodeId() string {
@@ -6578,7 +6929,7 @@ type GetPayloadResponse struct {
 
 func (x *GetPayloadResponse) Reset() {
 	*x = GetPayloadResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[84]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6590,7 +6941,7 @@ func (x *GetPayloadResponse) String() string {
 func (*GetPayloadResponse) ProtoMessage() {}
 
 func (x *GetPayloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[84]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6603,7 +6954,7 @@ func (x *GetPayloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPayloadResponse.ProtoReflect.Descriptor instead.
 func (*GetPayloadResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{84}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *GetPayloadResponse) GetPayload() []byte {
@@ -6634,7 +6985,7 @@ type PruneRequest struct {
 
 func (x *PruneRequest) Reset() {
 	*x = PruneRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[85]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6646,7 +6997,7 @@ func (x *PruneRequest) String() string {
 func (*PruneRequest) ProtoMessage() {}
 
 func (x *PruneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[85]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6659,7 +7010,7 @@ func (x *PruneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneRequest.ProtoReflect.Descriptor instead.
 func (*PruneRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{85}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *PruneRequest) GetNodeId() string {
@@ -6701,7 +7052,7 @@ type PruneResponse struct {
 
 func (x *PruneResponse) Reset() {
 	*x = PruneResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[86]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6713,7 +7064,7 @@ func (x *PruneResponse) String() string {
 func (*PruneResponse) ProtoMessage() {}
 
 func (x *PruneResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[86]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6726,7 +7077,7 @@ func (x *PruneResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneResponse.ProtoReflect.Descriptor instead.
 func (*PruneResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{86}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *PruneResponse) GetNodes() int64 {
@@ -6759,7 +7110,7 @@ type PinRequest struct {
 
 func (x *PinRequest) Reset() {
 	*x = PinRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[87]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6771,7 +7122,7 @@ func (x *PinRequest) String() string {
 func (*PinRequest) ProtoMessage() {}
 
 func (x *PinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[87]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6784,7 +7135,7 @@ func (x *PinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinRequest.ProtoReflect.Descriptor instead.
 func (*PinRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{87}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *PinRequest) GetNodeIds() []string {
@@ -6802,7 +7153,7 @@ type PinResponse struct {
 
 func (x *PinResponse) Reset() {
 	*x = PinResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[88]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6814,7 +7165,7 @@ func (x *PinResponse) String() string {
 func (*PinResponse) ProtoMessage() {}
 
 func (x *PinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[88]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6827,7 +7178,7 @@ func (x *PinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinResponse.ProtoReflect.Descriptor instead.
 func (*PinResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{88}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{94}
 }
 
 type UnpinRequest struct {
@@ -6839,7 +7190,7 @@ type UnpinRequest struct {
 
 func (x *UnpinRequest) Reset() {
 	*x = UnpinRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[89]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6851,7 +7202,7 @@ func (x *UnpinRequest) String() string {
 func (*UnpinRequest) ProtoMessage() {}
 
 func (x *UnpinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[89]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6864,7 +7215,7 @@ func (x *UnpinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinRequest.ProtoReflect.Descriptor instead.
 func (*UnpinRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{89}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *UnpinRequest) GetNodeIds() []string {
@@ -6882,7 +7233,7 @@ type UnpinResponse struct {
 
 func (x *UnpinResponse) Reset() {
 	*x = UnpinResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[90]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6894,7 +7245,7 @@ func (x *UnpinResponse) String() string {
 func (*UnpinResponse) ProtoMessage() {}
 
 func (x *UnpinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[90]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6907,7 +7258,7 @@ func (x *UnpinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinResponse.ProtoReflect.Descriptor instead.
 func (*UnpinResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{90}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{96}
 }
 
 type ExportTreeRequest struct {
@@ -6921,7 +7272,7 @@ type ExportTreeRequest struct {
 
 func (x *ExportTreeRequest) Reset() {
 	*x = ExportTreeRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[91]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6933,7 +7284,7 @@ func (x *ExportTreeRequest) String() string {
 func (*ExportTreeRequest) ProtoMessage() {}
 
 func (x *ExportTreeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[91]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6946,7 +7297,7 @@ func (x *ExportTreeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportTreeRequest.ProtoReflect.Descriptor instead.
 func (*ExportTreeRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{91}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *ExportTreeRequest) GetTreeId() string {
@@ -6972,7 +7323,7 @@ type ExportTreeChunk struct {
 
 func (x *ExportTreeChunk) Reset() {
 	*x = ExportTreeChunk{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[92]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6984,7 +7335,7 @@ func (x *ExportTreeChunk) String() string {
 func (*ExportTreeChunk) ProtoMessage() {}
 
 func (x *ExportTreeChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[92]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6997,7 +7348,7 @@ func (x *ExportTreeChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportTreeChunk.ProtoReflect.Descriptor instead.
 func (*ExportTreeChunk) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{92}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *ExportTreeChunk) GetData() []byte {
@@ -7020,7 +7371,7 @@ type ImportTreeRequest struct {
 
 func (x *ImportTreeRequest) Reset() {
 	*x = ImportTreeRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[93]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7032,7 +7383,7 @@ func (x *ImportTreeRequest) String() string {
 func (*ImportTreeRequest) ProtoMessage() {}
 
 func (x *ImportTreeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[93]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7045,7 +7396,7 @@ func (x *ImportTreeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTreeRequest.ProtoReflect.Descriptor instead.
 func (*ImportTreeRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{93}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *ImportTreeRequest) GetPart() isImportTreeRequest_Part {
@@ -7100,7 +7451,7 @@ type ImportTreeStart struct {
 
 func (x *ImportTreeStart) Reset() {
 	*x = ImportTreeStart{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[94]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7112,7 +7463,7 @@ func (x *ImportTreeStart) String() string {
 func (*ImportTreeStart) ProtoMessage() {}
 
 func (x *ImportTreeStart) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[94]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7125,7 +7476,7 @@ func (x *ImportTreeStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTreeStart.ProtoReflect.Descriptor instead.
 func (*ImportTreeStart) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{94}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *ImportTreeStart) GetNewIds() bool {
@@ -7155,7 +7506,7 @@ type ImportTreeResponse struct {
 
 func (x *ImportTreeResponse) Reset() {
 	*x = ImportTreeResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[95]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7167,7 +7518,7 @@ func (x *ImportTreeResponse) String() string {
 func (*ImportTreeResponse) ProtoMessage() {}
 
 func (x *ImportTreeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[95]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7180,7 +7531,7 @@ func (x *ImportTreeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTreeResponse.ProtoReflect.Descriptor instead.
 func (*ImportTreeResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{95}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ImportTreeResponse) GetTree() *Tree {
@@ -7231,7 +7582,7 @@ type ArchiveHeader struct {
 
 func (x *ArchiveHeader) Reset() {
 	*x = ArchiveHeader{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[96]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7243,7 +7594,7 @@ func (x *ArchiveHeader) String() string {
 func (*ArchiveHeader) ProtoMessage() {}
 
 func (x *ArchiveHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[96]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7256,7 +7607,7 @@ func (x *ArchiveHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveHeader.ProtoReflect.Descriptor instead.
 func (*ArchiveHeader) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{96}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ArchiveHeader) GetFormat() int32 {
@@ -7345,7 +7696,7 @@ type ArchiveProcess struct {
 
 func (x *ArchiveProcess) Reset() {
 	*x = ArchiveProcess{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[97]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7357,7 +7708,7 @@ func (x *ArchiveProcess) String() string {
 func (*ArchiveProcess) ProtoMessage() {}
 
 func (x *ArchiveProcess) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[97]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7370,7 +7721,7 @@ func (x *ArchiveProcess) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveProcess.ProtoReflect.Descriptor instead.
 func (*ArchiveProcess) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{97}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *ArchiveProcess) GetId() string {
@@ -7432,7 +7783,7 @@ type ArchiveNode struct {
 
 func (x *ArchiveNode) Reset() {
 	*x = ArchiveNode{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[98]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7444,7 +7795,7 @@ func (x *ArchiveNode) String() string {
 func (*ArchiveNode) ProtoMessage() {}
 
 func (x *ArchiveNode) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[98]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7457,7 +7808,7 @@ func (x *ArchiveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveNode.ProtoReflect.Descriptor instead.
 func (*ArchiveNode) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{98}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *ArchiveNode) GetNode() *Node {
@@ -7493,7 +7844,7 @@ type ArchiveCheckpoint struct {
 
 func (x *ArchiveCheckpoint) Reset() {
 	*x = ArchiveCheckpoint{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[99]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7505,7 +7856,7 @@ func (x *ArchiveCheckpoint) String() string {
 func (*ArchiveCheckpoint) ProtoMessage() {}
 
 func (x *ArchiveCheckpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[99]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7518,7 +7869,7 @@ func (x *ArchiveCheckpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveCheckpoint.ProtoReflect.Descriptor instead.
 func (*ArchiveCheckpoint) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{99}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *ArchiveCheckpoint) GetId() string {
@@ -7613,7 +7964,7 @@ type ArchiveEntry struct {
 
 func (x *ArchiveEntry) Reset() {
 	*x = ArchiveEntry{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[100]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7625,7 +7976,7 @@ func (x *ArchiveEntry) String() string {
 func (*ArchiveEntry) ProtoMessage() {}
 
 func (x *ArchiveEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[100]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7638,7 +7989,7 @@ func (x *ArchiveEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveEntry.ProtoReflect.Descriptor instead.
 func (*ArchiveEntry) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{100}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *ArchiveEntry) GetPath() []byte {
@@ -7744,7 +8095,7 @@ type ArchiveFile struct {
 
 func (x *ArchiveFile) Reset() {
 	*x = ArchiveFile{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[101]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7756,7 +8107,7 @@ func (x *ArchiveFile) String() string {
 func (*ArchiveFile) ProtoMessage() {}
 
 func (x *ArchiveFile) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[101]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7769,7 +8120,7 @@ func (x *ArchiveFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveFile.ProtoReflect.Descriptor instead.
 func (*ArchiveFile) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{101}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *ArchiveFile) GetProcessId() string {
@@ -7804,7 +8155,7 @@ type ArchiveData struct {
 
 func (x *ArchiveData) Reset() {
 	*x = ArchiveData{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[102]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7816,7 +8167,7 @@ func (x *ArchiveData) String() string {
 func (*ArchiveData) ProtoMessage() {}
 
 func (x *ArchiveData) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[102]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7829,7 +8180,7 @@ func (x *ArchiveData) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveData.ProtoReflect.Descriptor instead.
 func (*ArchiveData) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{102}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *ArchiveData) GetOffset() int64 {
@@ -7856,7 +8207,7 @@ type ArchiveEnd struct {
 
 func (x *ArchiveEnd) Reset() {
 	*x = ArchiveEnd{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[103]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7868,7 +8219,7 @@ func (x *ArchiveEnd) String() string {
 func (*ArchiveEnd) ProtoMessage() {}
 
 func (x *ArchiveEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[103]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7881,7 +8232,7 @@ func (x *ArchiveEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveEnd.ProtoReflect.Descriptor instead.
 func (*ArchiveEnd) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{103}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *ArchiveEnd) GetSha256() []byte {
@@ -7903,7 +8254,7 @@ type ExportStatsRequest struct {
 
 func (x *ExportStatsRequest) Reset() {
 	*x = ExportStatsRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[104]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7915,7 +8266,7 @@ func (x *ExportStatsRequest) String() string {
 func (*ExportStatsRequest) ProtoMessage() {}
 
 func (x *ExportStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[104]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7928,7 +8279,7 @@ func (x *ExportStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportStatsRequest.ProtoReflect.Descriptor instead.
 func (*ExportStatsRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{104}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *ExportStatsRequest) GetTable() string {
@@ -7954,7 +8305,7 @@ type ExportStatsChunk struct {
 
 func (x *ExportStatsChunk) Reset() {
 	*x = ExportStatsChunk{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[105]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7966,7 +8317,7 @@ func (x *ExportStatsChunk) String() string {
 func (*ExportStatsChunk) ProtoMessage() {}
 
 func (x *ExportStatsChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[105]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7979,7 +8330,7 @@ func (x *ExportStatsChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportStatsChunk.ProtoReflect.Descriptor instead.
 func (*ExportStatsChunk) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{105}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *ExportStatsChunk) GetData() []byte {
@@ -7997,7 +8348,7 @@ type ListTablesRequest struct {
 
 func (x *ListTablesRequest) Reset() {
 	*x = ListTablesRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[106]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8009,7 +8360,7 @@ func (x *ListTablesRequest) String() string {
 func (*ListTablesRequest) ProtoMessage() {}
 
 func (x *ListTablesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[106]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8022,7 +8373,7 @@ func (x *ListTablesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTablesRequest.ProtoReflect.Descriptor instead.
 func (*ListTablesRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{106}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{112}
 }
 
 type Table struct {
@@ -8037,7 +8388,7 @@ type Table struct {
 
 func (x *Table) Reset() {
 	*x = Table{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[107]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8049,7 +8400,7 @@ func (x *Table) String() string {
 func (*Table) ProtoMessage() {}
 
 func (x *Table) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[107]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8062,7 +8413,7 @@ func (x *Table) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Table.ProtoReflect.Descriptor instead.
 func (*Table) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{107}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *Table) GetName() string {
@@ -8104,7 +8455,7 @@ type Column struct {
 
 func (x *Column) Reset() {
 	*x = Column{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[108]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8116,7 +8467,7 @@ func (x *Column) String() string {
 func (*Column) ProtoMessage() {}
 
 func (x *Column) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[108]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8129,7 +8480,7 @@ func (x *Column) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Column.ProtoReflect.Descriptor instead.
 func (*Column) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{108}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *Column) GetName() string {
@@ -8162,7 +8513,7 @@ type ListTablesResponse struct {
 
 func (x *ListTablesResponse) Reset() {
 	*x = ListTablesResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[109]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8174,7 +8525,7 @@ func (x *ListTablesResponse) String() string {
 func (*ListTablesResponse) ProtoMessage() {}
 
 func (x *ListTablesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[109]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8187,7 +8538,7 @@ func (x *ListTablesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTablesResponse.ProtoReflect.Descriptor instead.
 func (*ListTablesResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{109}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *ListTablesResponse) GetTables() []*Table {
@@ -8214,7 +8565,7 @@ type ForkRequest_Want struct {
 
 func (x *ForkRequest_Want) Reset() {
 	*x = ForkRequest_Want{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[121]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8226,7 +8577,7 @@ func (x *ForkRequest_Want) String() string {
 func (*ForkRequest_Want) ProtoMessage() {}
 
 func (x *ForkRequest_Want) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[121]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8239,7 +8590,7 @@ func (x *ForkRequest_Want) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForkRequest_Want.ProtoReflect.Descriptor instead.
 func (*ForkRequest_Want) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{58, 0}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{64, 0}
 }
 
 func (x *ForkRequest_Want) GetFrom() isForkRequest_Want_From {
@@ -8300,7 +8651,7 @@ type BackupRequest_Item struct {
 
 func (x *BackupRequest_Item) Reset() {
 	*x = BackupRequest_Item{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[127]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8312,7 +8663,7 @@ func (x *BackupRequest_Item) String() string {
 func (*BackupRequest_Item) ProtoMessage() {}
 
 func (x *BackupRequest_Item) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[127]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8325,7 +8676,7 @@ func (x *BackupRequest_Item) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest_Item.ProtoReflect.Descriptor instead.
 func (*BackupRequest_Item) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{81, 0}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{87, 0}
 }
 
 func (x *BackupRequest_Item) GetNodeId() string {
@@ -8352,7 +8703,7 @@ type ArchiveEntry_Attribute struct {
 
 func (x *ArchiveEntry_Attribute) Reset() {
 	*x = ArchiveEntry_Attribute{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[128]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8364,7 +8715,7 @@ func (x *ArchiveEntry_Attribute) String() string {
 func (*ArchiveEntry_Attribute) ProtoMessage() {}
 
 func (x *ArchiveEntry_Attribute) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[128]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8377,7 +8728,7 @@ func (x *ArchiveEntry_Attribute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveEntry_Attribute.ProtoReflect.Descriptor instead.
 func (*ArchiveEntry_Attribute) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{100, 0}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{106, 0}
 }
 
 func (x *ArchiveEntry_Attribute) GetName() string {
@@ -8512,7 +8863,7 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x04busy\x18\t \x01(\bR\x04busy\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xdc\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x8a\x03\n" +
 	"\x04Tree\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
 	"\aroot_id\x18\x02 \x01(\tR\x06rootId\x12\x14\n" +
@@ -8524,7 +8875,10 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\n" +
 	"node_count\x18\a \x01(\x03R\tnodeCount\x12)\n" +
 	"\x10checkpoint_count\x18\b \x01(\x03R\x0fcheckpointCount\x12#\n" +
-	"\rsandbox_count\x18\t \x01(\x03R\fsandboxCount\x1a9\n" +
+	"\rsandbox_count\x18\t \x01(\x03R\fsandboxCount\x12\x10\n" +
+	"\x03run\x18\n" +
+	" \x01(\tR\x03run\x12\x1a\n" +
+	"\barchived\x18\v \x01(\bR\barchived\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x8e\x02\n" +
@@ -8627,7 +8981,28 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\atree_id\x18\x01 \x01(\tR\x06treeId\x12'\n" +
 	"\x0fidempotency_key\x18\x02 \x01(\tR\x0eidempotencyKey\"/\n" +
 	"\x11CloseTreeResponse\x12\x1a\n" +
-	"\breleased\x18\x01 \x01(\x03R\breleased\"\x8f\x01\n" +
+	"\breleased\x18\x01 \x01(\x03R\breleased\"*\n" +
+	"\x0fOpenTreeRequest\x12\x17\n" +
+	"\atree_id\x18\x01 \x01(\tR\x06treeId\"8\n" +
+	"\x10OpenTreeResponse\x12$\n" +
+	"\x04tree\x18\x01 \x01(\v2\x10.boxwood.v1.TreeR\x04tree\"c\n" +
+	"\x0eOpenRunRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05adopt\x18\x02 \x01(\bR\x05adopt\x12'\n" +
+	"\x0fidempotency_key\x18\x03 \x01(\tR\x0eidempotencyKey\"v\n" +
+	"\x0fOpenRunResponse\x12\x18\n" +
+	"\aattempt\x18\x01 \x01(\x03R\aattempt\x12-\n" +
+	"\aadopted\x18\x02 \x03(\v2\x13.boxwood.v1.SandboxR\aadopted\x12\x1a\n" +
+	"\breleased\x18\x03 \x01(\x03R\breleased\"\x89\x01\n" +
+	"\x0fCloseRunRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\aattempt\x18\x02 \x01(\x03R\aattempt\x12\x1f\n" +
+	"\vclose_trees\x18\x03 \x01(\bR\n" +
+	"closeTrees\x12'\n" +
+	"\x0fidempotency_key\x18\x04 \x01(\tR\x0eidempotencyKey\"Q\n" +
+	"\x10CloseRunResponse\x12\x1a\n" +
+	"\breleased\x18\x01 \x01(\x03R\breleased\x12!\n" +
+	"\fclosed_trees\x18\x02 \x01(\x03R\vclosedTrees\"\x8f\x01\n" +
 	"\x10ListTreesRequest\x12@\n" +
 	"\x06labels\x18\x01 \x03(\v2(.boxwood.v1.ListTreesRequest.LabelsEntryR\x06labels\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
@@ -9114,7 +9489,7 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\fACK_CAPTURED\x10\x01*B\n" +
 	"\vSessionKind\x12\x1c\n" +
 	"\x18SESSION_KIND_UNSPECIFIED\x10\x00\x12\x15\n" +
-	"\x11SESSION_KIND_BASH\x10\x012\xb7\x16\n" +
+	"\x11SESSION_KIND_BASH\x10\x012\x89\x18\n" +
 	"\aBoxwood\x12B\n" +
 	"\aGetInfo\x12\x1a.boxwood.v1.GetInfoRequest\x1a\x1b.boxwood.v1.GetInfoResponse\x12M\n" +
 	"\vImportImage\x12\x1e.boxwood.v1.ImportImageRequest\x1a\x1c.boxwood.v1.ImportImageEvent0\x01\x12K\n" +
@@ -9123,8 +9498,11 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\vRemoveImage\x12\x1e.boxwood.v1.RemoveImageRequest\x1a\x1f.boxwood.v1.RemoveImageResponse\x12K\n" +
 	"\n" +
 	"CreateTree\x12\x1d.boxwood.v1.CreateTreeRequest\x1a\x1e.boxwood.v1.CreateTreeResponse\x12H\n" +
-	"\tCloseTree\x12\x1c.boxwood.v1.CloseTreeRequest\x1a\x1d.boxwood.v1.CloseTreeResponse\x12H\n" +
-	"\tListTrees\x12\x1c.boxwood.v1.ListTreesRequest\x1a\x1d.boxwood.v1.ListTreesResponse\x12>\n" +
+	"\tCloseTree\x12\x1c.boxwood.v1.CloseTreeRequest\x1a\x1d.boxwood.v1.CloseTreeResponse\x12E\n" +
+	"\bOpenTree\x12\x1b.boxwood.v1.OpenTreeRequest\x1a\x1c.boxwood.v1.OpenTreeResponse\x12H\n" +
+	"\tListTrees\x12\x1c.boxwood.v1.ListTreesRequest\x1a\x1d.boxwood.v1.ListTreesResponse\x12B\n" +
+	"\aOpenRun\x12\x1a.boxwood.v1.OpenRunRequest\x1a\x1b.boxwood.v1.OpenRunResponse\x12E\n" +
+	"\bCloseRun\x12\x1b.boxwood.v1.CloseRunRequest\x1a\x1c.boxwood.v1.CloseRunResponse\x12>\n" +
 	"\aRunTurn\x12\x1a.boxwood.v1.RunTurnRequest\x1a\x15.boxwood.v1.TurnEvent0\x01\x12H\n" +
 	"\tBeginTurn\x12\x1c.boxwood.v1.BeginTurnRequest\x1a\x1d.boxwood.v1.BeginTurnResponse\x128\n" +
 	"\x04Exec\x12\x17.boxwood.v1.ExecRequest\x1a\x15.boxwood.v1.TurnEvent0\x01\x12=\n" +
@@ -9177,7 +9555,7 @@ func file_boxwood_v1_boxwood_proto_rawDescGZIP() []byte {
 }
 
 var file_boxwood_v1_boxwood_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
-var file_boxwood_v1_boxwood_proto_msgTypes = make([]protoimpl.MessageInfo, 129)
+var file_boxwood_v1_boxwood_proto_msgTypes = make([]protoimpl.MessageInfo, 135)
 var file_boxwood_v1_boxwood_proto_goTypes = []any{
 	(Verdict)(0),                   // 0: boxwood.v1.Verdict
 	(CaptureStatus)(0),             // 1: boxwood.v1.CaptureStatus
@@ -9214,110 +9592,116 @@ var file_boxwood_v1_boxwood_proto_goTypes = []any{
 	(*CreateTreeResponse)(nil),     // 32: boxwood.v1.CreateTreeResponse
 	(*CloseTreeRequest)(nil),       // 33: boxwood.v1.CloseTreeRequest
 	(*CloseTreeResponse)(nil),      // 34: boxwood.v1.CloseTreeResponse
-	(*ListTreesRequest)(nil),       // 35: boxwood.v1.ListTreesRequest
-	(*ListTreesResponse)(nil),      // 36: boxwood.v1.ListTreesResponse
-	(*Command)(nil),                // 37: boxwood.v1.Command
-	(*RunTurnRequest)(nil),         // 38: boxwood.v1.RunTurnRequest
-	(*NodeInput)(nil),              // 39: boxwood.v1.NodeInput
-	(*TurnEvent)(nil),              // 40: boxwood.v1.TurnEvent
-	(*CommandResult)(nil),          // 41: boxwood.v1.CommandResult
-	(*Timings)(nil),                // 42: boxwood.v1.Timings
-	(*TurnResult)(nil),             // 43: boxwood.v1.TurnResult
-	(*BeginTurnRequest)(nil),       // 44: boxwood.v1.BeginTurnRequest
-	(*BeginTurnResponse)(nil),      // 45: boxwood.v1.BeginTurnResponse
-	(*ExecRequest)(nil),            // 46: boxwood.v1.ExecRequest
-	(*EndTurnRequest)(nil),         // 47: boxwood.v1.EndTurnRequest
-	(*Session)(nil),                // 48: boxwood.v1.Session
-	(*OpenSessionRequest)(nil),     // 49: boxwood.v1.OpenSessionRequest
-	(*OpenSessionResponse)(nil),    // 50: boxwood.v1.OpenSessionResponse
-	(*CloseSessionRequest)(nil),    // 51: boxwood.v1.CloseSessionRequest
-	(*CloseSessionResponse)(nil),   // 52: boxwood.v1.CloseSessionResponse
-	(*ListSessionsRequest)(nil),    // 53: boxwood.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),   // 54: boxwood.v1.ListSessionsResponse
-	(*InterruptRequest)(nil),       // 55: boxwood.v1.InterruptRequest
-	(*InterruptResponse)(nil),      // 56: boxwood.v1.InterruptResponse
-	(*CancelTurnRequest)(nil),      // 57: boxwood.v1.CancelTurnRequest
-	(*CancelTurnResponse)(nil),     // 58: boxwood.v1.CancelTurnResponse
-	(*ReadFileRequest)(nil),        // 59: boxwood.v1.ReadFileRequest
-	(*ReadFileResponse)(nil),       // 60: boxwood.v1.ReadFileResponse
-	(*WriteFileRequest)(nil),       // 61: boxwood.v1.WriteFileRequest
-	(*WriteFileResponse)(nil),      // 62: boxwood.v1.WriteFileResponse
-	(*UploadRequest)(nil),          // 63: boxwood.v1.UploadRequest
-	(*UploadStart)(nil),            // 64: boxwood.v1.UploadStart
-	(*UploadResponse)(nil),         // 65: boxwood.v1.UploadResponse
-	(*DownloadRequest)(nil),        // 66: boxwood.v1.DownloadRequest
-	(*DownloadResponse)(nil),       // 67: boxwood.v1.DownloadResponse
-	(*ForkRequest)(nil),            // 68: boxwood.v1.ForkRequest
-	(*ForkResult)(nil),             // 69: boxwood.v1.ForkResult
-	(*ForkResults)(nil),            // 70: boxwood.v1.ForkResults
-	(*RollbackRequest)(nil),        // 71: boxwood.v1.RollbackRequest
-	(*RollbackResponse)(nil),       // 72: boxwood.v1.RollbackResponse
-	(*ReleaseRequest)(nil),         // 73: boxwood.v1.ReleaseRequest
-	(*ReleaseResponse)(nil),        // 74: boxwood.v1.ReleaseResponse
-	(*RenewRequest)(nil),           // 75: boxwood.v1.RenewRequest
-	(*RenewResponse)(nil),          // 76: boxwood.v1.RenewResponse
-	(*ListSandboxesRequest)(nil),   // 77: boxwood.v1.ListSandboxesRequest
-	(*ListSandboxesResponse)(nil),  // 78: boxwood.v1.ListSandboxesResponse
-	(*WaitCapturedRequest)(nil),    // 79: boxwood.v1.WaitCapturedRequest
-	(*WaitCapturedResponse)(nil),   // 80: boxwood.v1.WaitCapturedResponse
-	(*EvaluateRequest)(nil),        // 81: boxwood.v1.EvaluateRequest
-	(*Grader)(nil),                 // 82: boxwood.v1.Grader
-	(*EvaluateResponse)(nil),       // 83: boxwood.v1.EvaluateResponse
-	(*GetNodeRequest)(nil),         // 84: boxwood.v1.GetNodeRequest
-	(*ListNodesRequest)(nil),       // 85: boxwood.v1.ListNodesRequest
-	(*WatchTreeRequest)(nil),       // 86: boxwood.v1.WatchTreeRequest
-	(*TreeEvent)(nil),              // 87: boxwood.v1.TreeEvent
-	(*NodeAnnotation)(nil),         // 88: boxwood.v1.NodeAnnotation
-	(*AnnotateRequest)(nil),        // 89: boxwood.v1.AnnotateRequest
-	(*AnnotateResponse)(nil),       // 90: boxwood.v1.AnnotateResponse
-	(*BackupRequest)(nil),          // 91: boxwood.v1.BackupRequest
-	(*BackupResponse)(nil),         // 92: boxwood.v1.BackupResponse
-	(*GetPayloadRequest)(nil),      // 93: boxwood.v1.GetPayloadRequest
-	(*GetPayloadResponse)(nil),     // 94: boxwood.v1.GetPayloadResponse
-	(*PruneRequest)(nil),           // 95: boxwood.v1.PruneRequest
-	(*PruneResponse)(nil),          // 96: boxwood.v1.PruneResponse
-	(*PinRequest)(nil),             // 97: boxwood.v1.PinRequest
-	(*PinResponse)(nil),            // 98: boxwood.v1.PinResponse
-	(*UnpinRequest)(nil),           // 99: boxwood.v1.UnpinRequest
-	(*UnpinResponse)(nil),          // 100: boxwood.v1.UnpinResponse
-	(*ExportTreeRequest)(nil),      // 101: boxwood.v1.ExportTreeRequest
-	(*ExportTreeChunk)(nil),        // 102: boxwood.v1.ExportTreeChunk
-	(*ImportTreeRequest)(nil),      // 103: boxwood.v1.ImportTreeRequest
-	(*ImportTreeStart)(nil),        // 104: boxwood.v1.ImportTreeStart
-	(*ImportTreeResponse)(nil),     // 105: boxwood.v1.ImportTreeResponse
-	(*ArchiveHeader)(nil),          // 106: boxwood.v1.ArchiveHeader
-	(*ArchiveProcess)(nil),         // 107: boxwood.v1.ArchiveProcess
-	(*ArchiveNode)(nil),            // 108: boxwood.v1.ArchiveNode
-	(*ArchiveCheckpoint)(nil),      // 109: boxwood.v1.ArchiveCheckpoint
-	(*ArchiveEntry)(nil),           // 110: boxwood.v1.ArchiveEntry
-	(*ArchiveFile)(nil),            // 111: boxwood.v1.ArchiveFile
-	(*ArchiveData)(nil),            // 112: boxwood.v1.ArchiveData
-	(*ArchiveEnd)(nil),             // 113: boxwood.v1.ArchiveEnd
-	(*ExportStatsRequest)(nil),     // 114: boxwood.v1.ExportStatsRequest
-	(*ExportStatsChunk)(nil),       // 115: boxwood.v1.ExportStatsChunk
-	(*ListTablesRequest)(nil),      // 116: boxwood.v1.ListTablesRequest
-	(*Table)(nil),                  // 117: boxwood.v1.Table
-	(*Column)(nil),                 // 118: boxwood.v1.Column
-	(*ListTablesResponse)(nil),     // 119: boxwood.v1.ListTablesResponse
-	nil,                            // 120: boxwood.v1.Node.RewardsEntry
-	nil,                            // 121: boxwood.v1.Node.LabelsEntry
-	nil,                            // 122: boxwood.v1.Sandbox.LabelsEntry
-	nil,                            // 123: boxwood.v1.Tree.LabelsEntry
-	nil,                            // 124: boxwood.v1.Image.EnvEntry
-	nil,                            // 125: boxwood.v1.Defaults.EnvEntry
-	nil,                            // 126: boxwood.v1.CreateTreeRequest.LabelsEntry
-	nil,                            // 127: boxwood.v1.ListTreesRequest.LabelsEntry
-	nil,                            // 128: boxwood.v1.Command.EnvEntry
-	nil,                            // 129: boxwood.v1.NodeInput.LabelsEntry
-	nil,                            // 130: boxwood.v1.OpenSessionRequest.EnvEntry
-	(*ForkRequest_Want)(nil),       // 131: boxwood.v1.ForkRequest.Want
-	nil,                            // 132: boxwood.v1.ForkRequest.LabelsEntry
-	nil,                            // 133: boxwood.v1.EvaluateResponse.RewardsEntry
-	nil,                            // 134: boxwood.v1.ListNodesRequest.LabelsEntry
-	nil,                            // 135: boxwood.v1.NodeAnnotation.RewardsEntry
-	nil,                            // 136: boxwood.v1.NodeAnnotation.LabelsEntry
-	(*BackupRequest_Item)(nil),     // 137: boxwood.v1.BackupRequest.Item
-	(*ArchiveEntry_Attribute)(nil), // 138: boxwood.v1.ArchiveEntry.Attribute
+	(*OpenTreeRequest)(nil),        // 35: boxwood.v1.OpenTreeRequest
+	(*OpenTreeResponse)(nil),       // 36: boxwood.v1.OpenTreeResponse
+	(*OpenRunRequest)(nil),         // 37: boxwood.v1.OpenRunRequest
+	(*OpenRunResponse)(nil),        // 38: boxwood.v1.OpenRunResponse
+	(*CloseRunRequest)(nil),        // 39: boxwood.v1.CloseRunRequest
+	(*CloseRunResponse)(nil),       // 40: boxwood.v1.CloseRunResponse
+	(*ListTreesRequest)(nil),       // 41: boxwood.v1.ListTreesRequest
+	(*ListTreesResponse)(nil),      // 42: boxwood.v1.ListTreesResponse
+	(*Command)(nil),                // 43: boxwood.v1.Command
+	(*RunTurnRequest)(nil),         // 44: boxwood.v1.RunTurnRequest
+	(*NodeInput)(nil),              // 45: boxwood.v1.NodeInput
+	(*TurnEvent)(nil),              // 46: boxwood.v1.TurnEvent
+	(*CommandResult)(nil),          // 47: boxwood.v1.CommandResult
+	(*Timings)(nil),                // 48: boxwood.v1.Timings
+	(*TurnResult)(nil),             // 49: boxwood.v1.TurnResult
+	(*BeginTurnRequest)(nil),       // 50: boxwood.v1.BeginTurnRequest
+	(*BeginTurnResponse)(nil),      // 51: boxwood.v1.BeginTurnResponse
+	(*ExecRequest)(nil),            // 52: boxwood.v1.ExecRequest
+	(*EndTurnRequest)(nil),         // 53: boxwood.v1.EndTurnRequest
+	(*Session)(nil),                // 54: boxwood.v1.Session
+	(*OpenSessionRequest)(nil),     // 55: boxwood.v1.OpenSessionRequest
+	(*OpenSessionResponse)(nil),    // 56: boxwood.v1.OpenSessionResponse
+	(*CloseSessionRequest)(nil),    // 57: boxwood.v1.CloseSessionRequest
+	(*CloseSessionResponse)(nil),   // 58: boxwood.v1.CloseSessionResponse
+	(*ListSessionsRequest)(nil),    // 59: boxwood.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),   // 60: boxwood.v1.ListSessionsResponse
+	(*InterruptRequest)(nil),       // 61: boxwood.v1.InterruptRequest
+	(*InterruptResponse)(nil),      // 62: boxwood.v1.InterruptResponse
+	(*CancelTurnRequest)(nil),      // 63: boxwood.v1.CancelTurnRequest
+	(*CancelTurnResponse)(nil),     // 64: boxwood.v1.CancelTurnResponse
+	(*ReadFileRequest)(nil),        // 65: boxwood.v1.ReadFileRequest
+	(*ReadFileResponse)(nil),       // 66: boxwood.v1.ReadFileResponse
+	(*WriteFileRequest)(nil),       // 67: boxwood.v1.WriteFileRequest
+	(*WriteFileResponse)(nil),      // 68: boxwood.v1.WriteFileResponse
+	(*UploadRequest)(nil),          // 69: boxwood.v1.UploadRequest
+	(*UploadStart)(nil),            // 70: boxwood.v1.UploadStart
+	(*UploadResponse)(nil),         // 71: boxwood.v1.UploadResponse
+	(*DownloadRequest)(nil),        // 72: boxwood.v1.DownloadRequest
+	(*DownloadResponse)(nil),       // 73: boxwood.v1.DownloadResponse
+	(*ForkRequest)(nil),            // 74: boxwood.v1.ForkRequest
+	(*ForkResult)(nil),             // 75: boxwood.v1.ForkResult
+	(*ForkResults)(nil),            // 76: boxwood.v1.ForkResults
+	(*RollbackRequest)(nil),        // 77: boxwood.v1.RollbackRequest
+	(*RollbackResponse)(nil),       // 78: boxwood.v1.RollbackResponse
+	(*ReleaseRequest)(nil),         // 79: boxwood.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),        // 80: boxwood.v1.ReleaseResponse
+	(*RenewRequest)(nil),           // 81: boxwood.v1.RenewRequest
+	(*RenewResponse)(nil),          // 82: boxwood.v1.RenewResponse
+	(*ListSandboxesRequest)(nil),   // 83: boxwood.v1.ListSandboxesRequest
+	(*ListSandboxesResponse)(nil),  // 84: boxwood.v1.ListSandboxesResponse
+	(*WaitCapturedRequest)(nil),    // 85: boxwood.v1.WaitCapturedRequest
+	(*WaitCapturedResponse)(nil),   // 86: boxwood.v1.WaitCapturedResponse
+	(*EvaluateRequest)(nil),        // 87: boxwood.v1.EvaluateRequest
+	(*Grader)(nil),                 // 88: boxwood.v1.Grader
+	(*EvaluateResponse)(nil),       // 89: boxwood.v1.EvaluateResponse
+	(*GetNodeRequest)(nil),         // 90: boxwood.v1.GetNodeRequest
+	(*ListNodesRequest)(nil),       // 91: boxwood.v1.ListNodesRequest
+	(*WatchTreeRequest)(nil),       // 92: boxwood.v1.WatchTreeRequest
+	(*TreeEvent)(nil),              // 93: boxwood.v1.TreeEvent
+	(*NodeAnnotation)(nil),         // 94: boxwood.v1.NodeAnnotation
+	(*AnnotateRequest)(nil),        // 95: boxwood.v1.AnnotateRequest
+	(*AnnotateResponse)(nil),       // 96: boxwood.v1.AnnotateResponse
+	(*BackupRequest)(nil),          // 97: boxwood.v1.BackupRequest
+	(*BackupResponse)(nil),         // 98: boxwood.v1.BackupResponse
+	(*GetPayloadRequest)(nil),      // 99: boxwood.v1.GetPayloadRequest
+	(*GetPayloadResponse)(nil),     // 100: boxwood.v1.GetPayloadResponse
+	(*PruneRequest)(nil),           // 101: boxwood.v1.PruneRequest
+	(*PruneResponse)(nil),          // 102: boxwood.v1.PruneResponse
+	(*PinRequest)(nil),             // 103: boxwood.v1.PinRequest
+	(*PinResponse)(nil),            // 104: boxwood.v1.PinResponse
+	(*UnpinRequest)(nil),           // 105: boxwood.v1.UnpinRequest
+	(*UnpinResponse)(nil),          // 106: boxwood.v1.UnpinResponse
+	(*ExportTreeRequest)(nil),      // 107: boxwood.v1.ExportTreeRequest
+	(*ExportTreeChunk)(nil),        // 108: boxwood.v1.ExportTreeChunk
+	(*ImportTreeRequest)(nil),      // 109: boxwood.v1.ImportTreeRequest
+	(*ImportTreeStart)(nil),        // 110: boxwood.v1.ImportTreeStart
+	(*ImportTreeResponse)(nil),     // 111: boxwood.v1.ImportTreeResponse
+	(*ArchiveHeader)(nil),          // 112: boxwood.v1.ArchiveHeader
+	(*ArchiveProcess)(nil),         // 113: boxwood.v1.ArchiveProcess
+	(*ArchiveNode)(nil),            // 114: boxwood.v1.ArchiveNode
+	(*ArchiveCheckpoint)(nil),      // 115: boxwood.v1.ArchiveCheckpoint
+	(*ArchiveEntry)(nil),           // 116: boxwood.v1.ArchiveEntry
+	(*ArchiveFile)(nil),            // 117: boxwood.v1.ArchiveFile
+	(*ArchiveData)(nil),            // 118: boxwood.v1.ArchiveData
+	(*ArchiveEnd)(nil),             // 119: boxwood.v1.ArchiveEnd
+	(*ExportStatsRequest)(nil),     // 120: boxwood.v1.ExportStatsRequest
+	(*ExportStatsChunk)(nil),       // 121: boxwood.v1.ExportStatsChunk
+	(*ListTablesRequest)(nil),      // 122: boxwood.v1.ListTablesRequest
+	(*Table)(nil),                  // 123: boxwood.v1.Table
+	(*Column)(nil),                 // 124: boxwood.v1.Column
+	(*ListTablesResponse)(nil),     // 125: boxwood.v1.ListTablesResponse
+	nil,                            // 126: boxwood.v1.Node.RewardsEntry
+	nil,                            // 127: boxwood.v1.Node.LabelsEntry
+	nil,                            // 128: boxwood.v1.Sandbox.LabelsEntry
+	nil,                            // 129: boxwood.v1.Tree.LabelsEntry
+	nil,                            // 130: boxwood.v1.Image.EnvEntry
+	nil,                            // 131: boxwood.v1.Defaults.EnvEntry
+	nil,                            // 132: boxwood.v1.CreateTreeRequest.LabelsEntry
+	nil,                            // 133: boxwood.v1.ListTreesRequest.LabelsEntry
+	nil,                            // 134: boxwood.v1.Command.EnvEntry
+	nil,                            // 135: boxwood.v1.NodeInput.LabelsEntry
+	nil,                            // 136: boxwood.v1.OpenSessionRequest.EnvEntry
+	(*ForkRequest_Want)(nil),       // 137: boxwood.v1.ForkRequest.Want
+	nil,                            // 138: boxwood.v1.ForkRequest.LabelsEntry
+	nil,                            // 139: boxwood.v1.EvaluateResponse.RewardsEntry
+	nil,                            // 140: boxwood.v1.ListNodesRequest.LabelsEntry
+	nil,                            // 141: boxwood.v1.NodeAnnotation.RewardsEntry
+	nil,                            // 142: boxwood.v1.NodeAnnotation.LabelsEntry
+	(*BackupRequest_Item)(nil),     // 143: boxwood.v1.BackupRequest.Item
+	(*ArchiveEntry_Attribute)(nil), // 144: boxwood.v1.ArchiveEntry.Attribute
 }
 var file_boxwood_v1_boxwood_proto_depIdxs = []int32{
 	6,   // 0: boxwood.v1.Error.origin:type_name -> boxwood.v1.Error.Origin
@@ -9329,174 +9713,182 @@ var file_boxwood_v1_boxwood_proto_depIdxs = []int32{
 	11,  // 6: boxwood.v1.Node.effects:type_name -> boxwood.v1.Effect
 	2,   // 7: boxwood.v1.Node.process_kind:type_name -> boxwood.v1.ProcessKind
 	1,   // 8: boxwood.v1.Node.capture:type_name -> boxwood.v1.CaptureStatus
-	120, // 9: boxwood.v1.Node.rewards:type_name -> boxwood.v1.Node.RewardsEntry
-	121, // 10: boxwood.v1.Node.labels:type_name -> boxwood.v1.Node.LabelsEntry
-	122, // 11: boxwood.v1.Sandbox.labels:type_name -> boxwood.v1.Sandbox.LabelsEntry
-	123, // 12: boxwood.v1.Tree.labels:type_name -> boxwood.v1.Tree.LabelsEntry
-	124, // 13: boxwood.v1.Image.env:type_name -> boxwood.v1.Image.EnvEntry
+	126, // 9: boxwood.v1.Node.rewards:type_name -> boxwood.v1.Node.RewardsEntry
+	127, // 10: boxwood.v1.Node.labels:type_name -> boxwood.v1.Node.LabelsEntry
+	128, // 11: boxwood.v1.Sandbox.labels:type_name -> boxwood.v1.Sandbox.LabelsEntry
+	129, // 12: boxwood.v1.Tree.labels:type_name -> boxwood.v1.Tree.LabelsEntry
+	130, // 13: boxwood.v1.Image.env:type_name -> boxwood.v1.Image.EnvEntry
 	8,   // 14: boxwood.v1.Capability.state:type_name -> boxwood.v1.Capability.State
 	20,  // 15: boxwood.v1.GetInfoResponse.capabilities:type_name -> boxwood.v1.Capability
 	15,  // 16: boxwood.v1.GetInfoResponse.default_limits:type_name -> boxwood.v1.Limits
 	18,  // 17: boxwood.v1.ImportImageEvent.image:type_name -> boxwood.v1.Image
 	18,  // 18: boxwood.v1.ListImagesResponse.images:type_name -> boxwood.v1.Image
 	29,  // 19: boxwood.v1.SetupStep.file:type_name -> boxwood.v1.FileToWrite
-	125, // 20: boxwood.v1.Defaults.env:type_name -> boxwood.v1.Defaults.EnvEntry
+	131, // 20: boxwood.v1.Defaults.env:type_name -> boxwood.v1.Defaults.EnvEntry
 	15,  // 21: boxwood.v1.Defaults.limits:type_name -> boxwood.v1.Limits
 	28,  // 22: boxwood.v1.CreateTreeRequest.setup:type_name -> boxwood.v1.SetupStep
 	30,  // 23: boxwood.v1.CreateTreeRequest.defaults:type_name -> boxwood.v1.Defaults
-	126, // 24: boxwood.v1.CreateTreeRequest.labels:type_name -> boxwood.v1.CreateTreeRequest.LabelsEntry
+	132, // 24: boxwood.v1.CreateTreeRequest.labels:type_name -> boxwood.v1.CreateTreeRequest.LabelsEntry
 	17,  // 25: boxwood.v1.CreateTreeResponse.tree:type_name -> boxwood.v1.Tree
 	14,  // 26: boxwood.v1.CreateTreeResponse.root:type_name -> boxwood.v1.Node
 	16,  // 27: boxwood.v1.CreateTreeResponse.sandbox:type_name -> boxwood.v1.Sandbox
-	127, // 28: boxwood.v1.ListTreesRequest.labels:type_name -> boxwood.v1.ListTreesRequest.LabelsEntry
-	17,  // 29: boxwood.v1.ListTreesResponse.trees:type_name -> boxwood.v1.Tree
-	128, // 30: boxwood.v1.Command.env:type_name -> boxwood.v1.Command.EnvEntry
-	37,  // 31: boxwood.v1.RunTurnRequest.command:type_name -> boxwood.v1.Command
-	4,   // 32: boxwood.v1.RunTurnRequest.ack:type_name -> boxwood.v1.Ack
-	39,  // 33: boxwood.v1.RunTurnRequest.node:type_name -> boxwood.v1.NodeInput
-	129, // 34: boxwood.v1.NodeInput.labels:type_name -> boxwood.v1.NodeInput.LabelsEntry
-	41,  // 35: boxwood.v1.TurnEvent.command:type_name -> boxwood.v1.CommandResult
-	43,  // 36: boxwood.v1.TurnEvent.result:type_name -> boxwood.v1.TurnResult
-	12,  // 37: boxwood.v1.CommandResult.observation:type_name -> boxwood.v1.Observation
-	3,   // 38: boxwood.v1.CommandResult.status:type_name -> boxwood.v1.TurnStatus
-	14,  // 39: boxwood.v1.TurnResult.node:type_name -> boxwood.v1.Node
-	42,  // 40: boxwood.v1.TurnResult.timings:type_name -> boxwood.v1.Timings
-	37,  // 41: boxwood.v1.ExecRequest.command:type_name -> boxwood.v1.Command
-	39,  // 42: boxwood.v1.EndTurnRequest.node:type_name -> boxwood.v1.NodeInput
-	4,   // 43: boxwood.v1.EndTurnRequest.ack:type_name -> boxwood.v1.Ack
-	5,   // 44: boxwood.v1.Session.kind:type_name -> boxwood.v1.SessionKind
-	5,   // 45: boxwood.v1.OpenSessionRequest.kind:type_name -> boxwood.v1.SessionKind
-	130, // 46: boxwood.v1.OpenSessionRequest.env:type_name -> boxwood.v1.OpenSessionRequest.EnvEntry
-	48,  // 47: boxwood.v1.OpenSessionResponse.session:type_name -> boxwood.v1.Session
-	43,  // 48: boxwood.v1.OpenSessionResponse.result:type_name -> boxwood.v1.TurnResult
-	43,  // 49: boxwood.v1.CloseSessionResponse.result:type_name -> boxwood.v1.TurnResult
-	48,  // 50: boxwood.v1.ListSessionsResponse.sessions:type_name -> boxwood.v1.Session
-	43,  // 51: boxwood.v1.WriteFileResponse.result:type_name -> boxwood.v1.TurnResult
-	64,  // 52: boxwood.v1.UploadRequest.start:type_name -> boxwood.v1.UploadStart
-	43,  // 53: boxwood.v1.UploadResponse.result:type_name -> boxwood.v1.TurnResult
-	131, // 54: boxwood.v1.ForkRequest.wants:type_name -> boxwood.v1.ForkRequest.Want
-	132, // 55: boxwood.v1.ForkRequest.labels:type_name -> boxwood.v1.ForkRequest.LabelsEntry
-	15,  // 56: boxwood.v1.ForkRequest.limits:type_name -> boxwood.v1.Limits
-	16,  // 57: boxwood.v1.ForkResult.sandbox:type_name -> boxwood.v1.Sandbox
-	10,  // 58: boxwood.v1.ForkResult.error:type_name -> boxwood.v1.Error
-	69,  // 59: boxwood.v1.ForkResults.results:type_name -> boxwood.v1.ForkResult
-	16,  // 60: boxwood.v1.RollbackResponse.sandbox:type_name -> boxwood.v1.Sandbox
-	16,  // 61: boxwood.v1.RenewResponse.sandboxes:type_name -> boxwood.v1.Sandbox
-	16,  // 62: boxwood.v1.ListSandboxesResponse.sandboxes:type_name -> boxwood.v1.Sandbox
-	14,  // 63: boxwood.v1.WaitCapturedResponse.nodes:type_name -> boxwood.v1.Node
-	82,  // 64: boxwood.v1.EvaluateRequest.grader:type_name -> boxwood.v1.Grader
-	29,  // 65: boxwood.v1.Grader.files:type_name -> boxwood.v1.FileToWrite
-	37,  // 66: boxwood.v1.Grader.command:type_name -> boxwood.v1.Command
-	15,  // 67: boxwood.v1.Grader.limits:type_name -> boxwood.v1.Limits
-	133, // 68: boxwood.v1.EvaluateResponse.rewards:type_name -> boxwood.v1.EvaluateResponse.RewardsEntry
-	12,  // 69: boxwood.v1.EvaluateResponse.observation:type_name -> boxwood.v1.Observation
-	3,   // 70: boxwood.v1.EvaluateResponse.status:type_name -> boxwood.v1.TurnStatus
-	1,   // 71: boxwood.v1.ListNodesRequest.capture:type_name -> boxwood.v1.CaptureStatus
-	0,   // 72: boxwood.v1.ListNodesRequest.verdict:type_name -> boxwood.v1.Verdict
-	134, // 73: boxwood.v1.ListNodesRequest.labels:type_name -> boxwood.v1.ListNodesRequest.LabelsEntry
-	14,  // 74: boxwood.v1.TreeEvent.node:type_name -> boxwood.v1.Node
-	17,  // 75: boxwood.v1.TreeEvent.tree:type_name -> boxwood.v1.Tree
-	135, // 76: boxwood.v1.NodeAnnotation.rewards:type_name -> boxwood.v1.NodeAnnotation.RewardsEntry
-	136, // 77: boxwood.v1.NodeAnnotation.labels:type_name -> boxwood.v1.NodeAnnotation.LabelsEntry
-	88,  // 78: boxwood.v1.AnnotateRequest.annotations:type_name -> boxwood.v1.NodeAnnotation
-	137, // 79: boxwood.v1.BackupRequest.items:type_name -> boxwood.v1.BackupRequest.Item
-	9,   // 80: boxwood.v1.BackupRequest.rule:type_name -> boxwood.v1.BackupRequest.Rule
-	104, // 81: boxwood.v1.ImportTreeRequest.start:type_name -> boxwood.v1.ImportTreeStart
-	17,  // 82: boxwood.v1.ImportTreeResponse.tree:type_name -> boxwood.v1.Tree
-	17,  // 83: boxwood.v1.ArchiveHeader.tree:type_name -> boxwood.v1.Tree
-	30,  // 84: boxwood.v1.ArchiveHeader.defaults:type_name -> boxwood.v1.Defaults
-	107, // 85: boxwood.v1.ArchiveHeader.processes:type_name -> boxwood.v1.ArchiveProcess
-	2,   // 86: boxwood.v1.ArchiveProcess.kind:type_name -> boxwood.v1.ProcessKind
-	14,  // 87: boxwood.v1.ArchiveNode.node:type_name -> boxwood.v1.Node
-	42,  // 88: boxwood.v1.ArchiveNode.timings:type_name -> boxwood.v1.Timings
-	138, // 89: boxwood.v1.ArchiveEntry.attributes:type_name -> boxwood.v1.ArchiveEntry.Attribute
-	118, // 90: boxwood.v1.Table.columns:type_name -> boxwood.v1.Column
-	117, // 91: boxwood.v1.ListTablesResponse.tables:type_name -> boxwood.v1.Table
-	19,  // 92: boxwood.v1.Boxwood.GetInfo:input_type -> boxwood.v1.GetInfoRequest
-	22,  // 93: boxwood.v1.Boxwood.ImportImage:input_type -> boxwood.v1.ImportImageRequest
-	24,  // 94: boxwood.v1.Boxwood.ListImages:input_type -> boxwood.v1.ListImagesRequest
-	26,  // 95: boxwood.v1.Boxwood.RemoveImage:input_type -> boxwood.v1.RemoveImageRequest
-	31,  // 96: boxwood.v1.Boxwood.CreateTree:input_type -> boxwood.v1.CreateTreeRequest
-	33,  // 97: boxwood.v1.Boxwood.CloseTree:input_type -> boxwood.v1.CloseTreeRequest
-	35,  // 98: boxwood.v1.Boxwood.ListTrees:input_type -> boxwood.v1.ListTreesRequest
-	38,  // 99: boxwood.v1.Boxwood.RunTurn:input_type -> boxwood.v1.RunTurnRequest
-	44,  // 100: boxwood.v1.Boxwood.BeginTurn:input_type -> boxwood.v1.BeginTurnRequest
-	46,  // 101: boxwood.v1.Boxwood.Exec:input_type -> boxwood.v1.ExecRequest
-	47,  // 102: boxwood.v1.Boxwood.EndTurn:input_type -> boxwood.v1.EndTurnRequest
-	49,  // 103: boxwood.v1.Boxwood.OpenSession:input_type -> boxwood.v1.OpenSessionRequest
-	51,  // 104: boxwood.v1.Boxwood.CloseSession:input_type -> boxwood.v1.CloseSessionRequest
-	53,  // 105: boxwood.v1.Boxwood.ListSessions:input_type -> boxwood.v1.ListSessionsRequest
-	55,  // 106: boxwood.v1.Boxwood.Interrupt:input_type -> boxwood.v1.InterruptRequest
-	57,  // 107: boxwood.v1.Boxwood.CancelTurn:input_type -> boxwood.v1.CancelTurnRequest
-	59,  // 108: boxwood.v1.Boxwood.ReadFile:input_type -> boxwood.v1.ReadFileRequest
-	61,  // 109: boxwood.v1.Boxwood.WriteFile:input_type -> boxwood.v1.WriteFileRequest
-	63,  // 110: boxwood.v1.Boxwood.Upload:input_type -> boxwood.v1.UploadRequest
-	66,  // 111: boxwood.v1.Boxwood.Download:input_type -> boxwood.v1.DownloadRequest
-	68,  // 112: boxwood.v1.Boxwood.Fork:input_type -> boxwood.v1.ForkRequest
-	71,  // 113: boxwood.v1.Boxwood.Rollback:input_type -> boxwood.v1.RollbackRequest
-	73,  // 114: boxwood.v1.Boxwood.Release:input_type -> boxwood.v1.ReleaseRequest
-	75,  // 115: boxwood.v1.Boxwood.Renew:input_type -> boxwood.v1.RenewRequest
-	77,  // 116: boxwood.v1.Boxwood.ListSandboxes:input_type -> boxwood.v1.ListSandboxesRequest
-	79,  // 117: boxwood.v1.Boxwood.WaitCaptured:input_type -> boxwood.v1.WaitCapturedRequest
-	81,  // 118: boxwood.v1.Boxwood.Evaluate:input_type -> boxwood.v1.EvaluateRequest
-	84,  // 119: boxwood.v1.Boxwood.GetNode:input_type -> boxwood.v1.GetNodeRequest
-	85,  // 120: boxwood.v1.Boxwood.ListNodes:input_type -> boxwood.v1.ListNodesRequest
-	86,  // 121: boxwood.v1.Boxwood.WatchTree:input_type -> boxwood.v1.WatchTreeRequest
-	89,  // 122: boxwood.v1.Boxwood.Annotate:input_type -> boxwood.v1.AnnotateRequest
-	91,  // 123: boxwood.v1.Boxwood.Backup:input_type -> boxwood.v1.BackupRequest
-	93,  // 124: boxwood.v1.Boxwood.GetPayload:input_type -> boxwood.v1.GetPayloadRequest
-	95,  // 125: boxwood.v1.Boxwood.Prune:input_type -> boxwood.v1.PruneRequest
-	97,  // 126: boxwood.v1.Boxwood.Pin:input_type -> boxwood.v1.PinRequest
-	99,  // 127: boxwood.v1.Boxwood.Unpin:input_type -> boxwood.v1.UnpinRequest
-	101, // 128: boxwood.v1.Boxwood.ExportTree:input_type -> boxwood.v1.ExportTreeRequest
-	103, // 129: boxwood.v1.Boxwood.ImportTree:input_type -> boxwood.v1.ImportTreeRequest
-	114, // 130: boxwood.v1.Boxwood.ExportStats:input_type -> boxwood.v1.ExportStatsRequest
-	116, // 131: boxwood.v1.Boxwood.ListTables:input_type -> boxwood.v1.ListTablesRequest
-	21,  // 132: boxwood.v1.Boxwood.GetInfo:output_type -> boxwood.v1.GetInfoResponse
-	23,  // 133: boxwood.v1.Boxwood.ImportImage:output_type -> boxwood.v1.ImportImageEvent
-	25,  // 134: boxwood.v1.Boxwood.ListImages:output_type -> boxwood.v1.ListImagesResponse
-	27,  // 135: boxwood.v1.Boxwood.RemoveImage:output_type -> boxwood.v1.RemoveImageResponse
-	32,  // 136: boxwood.v1.Boxwood.CreateTree:output_type -> boxwood.v1.CreateTreeResponse
-	34,  // 137: boxwood.v1.Boxwood.CloseTree:output_type -> boxwood.v1.CloseTreeResponse
-	36,  // 138: boxwood.v1.Boxwood.ListTrees:output_type -> boxwood.v1.ListTreesResponse
-	40,  // 139: boxwood.v1.Boxwood.RunTurn:output_type -> boxwood.v1.TurnEvent
-	45,  // 140: boxwood.v1.Boxwood.BeginTurn:output_type -> boxwood.v1.BeginTurnResponse
-	40,  // 141: boxwood.v1.Boxwood.Exec:output_type -> boxwood.v1.TurnEvent
-	43,  // 142: boxwood.v1.Boxwood.EndTurn:output_type -> boxwood.v1.TurnResult
-	50,  // 143: boxwood.v1.Boxwood.OpenSession:output_type -> boxwood.v1.OpenSessionResponse
-	52,  // 144: boxwood.v1.Boxwood.CloseSession:output_type -> boxwood.v1.CloseSessionResponse
-	54,  // 145: boxwood.v1.Boxwood.ListSessions:output_type -> boxwood.v1.ListSessionsResponse
-	56,  // 146: boxwood.v1.Boxwood.Interrupt:output_type -> boxwood.v1.InterruptResponse
-	58,  // 147: boxwood.v1.Boxwood.CancelTurn:output_type -> boxwood.v1.CancelTurnResponse
-	60,  // 148: boxwood.v1.Boxwood.ReadFile:output_type -> boxwood.v1.ReadFileResponse
-	62,  // 149: boxwood.v1.Boxwood.WriteFile:output_type -> boxwood.v1.WriteFileResponse
-	65,  // 150: boxwood.v1.Boxwood.Upload:output_type -> boxwood.v1.UploadResponse
-	67,  // 151: boxwood.v1.Boxwood.Download:output_type -> boxwood.v1.DownloadResponse
-	69,  // 152: boxwood.v1.Boxwood.Fork:output_type -> boxwood.v1.ForkResult
-	72,  // 153: boxwood.v1.Boxwood.Rollback:output_type -> boxwood.v1.RollbackResponse
-	74,  // 154: boxwood.v1.Boxwood.Release:output_type -> boxwood.v1.ReleaseResponse
-	76,  // 155: boxwood.v1.Boxwood.Renew:output_type -> boxwood.v1.RenewResponse
-	78,  // 156: boxwood.v1.Boxwood.ListSandboxes:output_type -> boxwood.v1.ListSandboxesResponse
-	80,  // 157: boxwood.v1.Boxwood.WaitCaptured:output_type -> boxwood.v1.WaitCapturedResponse
-	83,  // 158: boxwood.v1.Boxwood.Evaluate:output_type -> boxwood.v1.EvaluateResponse
-	14,  // 159: boxwood.v1.Boxwood.GetNode:output_type -> boxwood.v1.Node
-	14,  // 160: boxwood.v1.Boxwood.ListNodes:output_type -> boxwood.v1.Node
-	87,  // 161: boxwood.v1.Boxwood.WatchTree:output_type -> boxwood.v1.TreeEvent
-	90,  // 162: boxwood.v1.Boxwood.Annotate:output_type -> boxwood.v1.AnnotateResponse
-	92,  // 163: boxwood.v1.Boxwood.Backup:output_type -> boxwood.v1.BackupResponse
-	94,  // 164: boxwood.v1.Boxwood.GetPayload:output_type -> boxwood.v1.GetPayloadResponse
-	96,  // 165: boxwood.v1.Boxwood.Prune:output_type -> boxwood.v1.PruneResponse
-	98,  // 166: boxwood.v1.Boxwood.Pin:output_type -> boxwood.v1.PinResponse
-	100, // 167: boxwood.v1.Boxwood.Unpin:output_type -> boxwood.v1.UnpinResponse
-	102, // 168: boxwood.v1.Boxwood.ExportTree:output_type -> boxwood.v1.ExportTreeChunk
-	105, // 169: boxwood.v1.Boxwood.ImportTree:output_type -> boxwood.v1.ImportTreeResponse
-	115, // 170: boxwood.v1.Boxwood.ExportStats:output_type -> boxwood.v1.ExportStatsChunk
-	119, // 171: boxwood.v1.Boxwood.ListTables:output_type -> boxwood.v1.ListTablesResponse
-	132, // [132:172] is the sub-list for method output_type
-	92,  // [92:132] is the sub-list for method input_type
-	92,  // [92:92] is the sub-list for extension type_name
-	92,  // [92:92] is the sub-list for extension extendee
-	0,   // [0:92] is the sub-list for field type_name
+	17,  // 28: boxwood.v1.OpenTreeResponse.tree:type_name -> boxwood.v1.Tree
+	16,  // 29: boxwood.v1.OpenRunResponse.adopted:type_name -> boxwood.v1.Sandbox
+	133, // 30: boxwood.v1.ListTreesRequest.labels:type_name -> boxwood.v1.ListTreesRequest.LabelsEntry
+	17,  // 31: boxwood.v1.ListTreesResponse.trees:type_name -> boxwood.v1.Tree
+	134, // 32: boxwood.v1.Command.env:type_name -> boxwood.v1.Command.EnvEntry
+	43,  // 33: boxwood.v1.RunTurnRequest.command:type_name -> boxwood.v1.Command
+	4,   // 34: boxwood.v1.RunTurnRequest.ack:type_name -> boxwood.v1.Ack
+	45,  // 35: boxwood.v1.RunTurnRequest.node:type_name -> boxwood.v1.NodeInput
+	135, // 36: boxwood.v1.NodeInput.labels:type_name -> boxwood.v1.NodeInput.LabelsEntry
+	47,  // 37: boxwood.v1.TurnEvent.command:type_name -> boxwood.v1.CommandResult
+	49,  // 38: boxwood.v1.TurnEvent.result:type_name -> boxwood.v1.TurnResult
+	12,  // 39: boxwood.v1.CommandResult.observation:type_name -> boxwood.v1.Observation
+	3,   // 40: boxwood.v1.CommandResult.status:type_name -> boxwood.v1.TurnStatus
+	14,  // 41: boxwood.v1.TurnResult.node:type_name -> boxwood.v1.Node
+	48,  // 42: boxwood.v1.TurnResult.timings:type_name -> boxwood.v1.Timings
+	43,  // 43: boxwood.v1.ExecRequest.command:type_name -> boxwood.v1.Command
+	45,  // 44: boxwood.v1.EndTurnRequest.node:type_name -> boxwood.v1.NodeInput
+	4,   // 45: boxwood.v1.EndTurnRequest.ack:type_name -> boxwood.v1.Ack
+	5,   // 46: boxwood.v1.Session.kind:type_name -> boxwood.v1.SessionKind
+	5,   // 47: boxwood.v1.OpenSessionRequest.kind:type_name -> boxwood.v1.SessionKind
+	136, // 48: boxwood.v1.OpenSessionRequest.env:type_name -> boxwood.v1.OpenSessionRequest.EnvEntry
+	54,  // 49: boxwood.v1.OpenSessionResponse.session:type_name -> boxwood.v1.Session
+	49,  // 50: boxwood.v1.OpenSessionResponse.result:type_name -> boxwood.v1.TurnResult
+	49,  // 51: boxwood.v1.CloseSessionResponse.result:type_name -> boxwood.v1.TurnResult
+	54,  // 52: boxwood.v1.ListSessionsResponse.sessions:type_name -> boxwood.v1.Session
+	49,  // 53: boxwood.v1.WriteFileResponse.result:type_name -> boxwood.v1.TurnResult
+	70,  // 54: boxwood.v1.UploadRequest.start:type_name -> boxwood.v1.UploadStart
+	49,  // 55: boxwood.v1.UploadResponse.result:type_name -> boxwood.v1.TurnResult
+	137, // 56: boxwood.v1.ForkRequest.wants:type_name -> boxwood.v1.ForkRequest.Want
+	138, // 57: boxwood.v1.ForkRequest.labels:type_name -> boxwood.v1.ForkRequest.LabelsEntry
+	15,  // 58: boxwood.v1.ForkRequest.limits:type_name -> boxwood.v1.Limits
+	16,  // 59: boxwood.v1.ForkResult.sandbox:type_name -> boxwood.v1.Sandbox
+	10,  // 60: boxwood.v1.ForkResult.error:type_name -> boxwood.v1.Error
+	75,  // 61: boxwood.v1.ForkResults.results:type_name -> boxwood.v1.ForkResult
+	16,  // 62: boxwood.v1.RollbackResponse.sandbox:type_name -> boxwood.v1.Sandbox
+	16,  // 63: boxwood.v1.RenewResponse.sandboxes:type_name -> boxwood.v1.Sandbox
+	16,  // 64: boxwood.v1.ListSandboxesResponse.sandboxes:type_name -> boxwood.v1.Sandbox
+	14,  // 65: boxwood.v1.WaitCapturedResponse.nodes:type_name -> boxwood.v1.Node
+	88,  // 66: boxwood.v1.EvaluateRequest.grader:type_name -> boxwood.v1.Grader
+	29,  // 67: boxwood.v1.Grader.files:type_name -> boxwood.v1.FileToWrite
+	43,  // 68: boxwood.v1.Grader.command:type_name -> boxwood.v1.Command
+	15,  // 69: boxwood.v1.Grader.limits:type_name -> boxwood.v1.Limits
+	139, // 70: boxwood.v1.EvaluateResponse.rewards:type_name -> boxwood.v1.EvaluateResponse.RewardsEntry
+	12,  // 71: boxwood.v1.EvaluateResponse.observation:type_name -> boxwood.v1.Observation
+	3,   // 72: boxwood.v1.EvaluateResponse.status:type_name -> boxwood.v1.TurnStatus
+	1,   // 73: boxwood.v1.ListNodesRequest.capture:type_name -> boxwood.v1.CaptureStatus
+	0,   // 74: boxwood.v1.ListNodesRequest.verdict:type_name -> boxwood.v1.Verdict
+	140, // 75: boxwood.v1.ListNodesRequest.labels:type_name -> boxwood.v1.ListNodesRequest.LabelsEntry
+	14,  // 76: boxwood.v1.TreeEvent.node:type_name -> boxwood.v1.Node
+	17,  // 77: boxwood.v1.TreeEvent.tree:type_name -> boxwood.v1.Tree
+	141, // 78: boxwood.v1.NodeAnnotation.rewards:type_name -> boxwood.v1.NodeAnnotation.RewardsEntry
+	142, // 79: boxwood.v1.NodeAnnotation.labels:type_name -> boxwood.v1.NodeAnnotation.LabelsEntry
+	94,  // 80: boxwood.v1.AnnotateRequest.annotations:type_name -> boxwood.v1.NodeAnnotation
+	143, // 81: boxwood.v1.BackupRequest.items:type_name -> boxwood.v1.BackupRequest.Item
+	9,   // 82: boxwood.v1.BackupRequest.rule:type_name -> boxwood.v1.BackupRequest.Rule
+	110, // 83: boxwood.v1.ImportTreeRequest.start:type_name -> boxwood.v1.ImportTreeStart
+	17,  // 84: boxwood.v1.ImportTreeResponse.tree:type_name -> boxwood.v1.Tree
+	17,  // 85: boxwood.v1.ArchiveHeader.tree:type_name -> boxwood.v1.Tree
+	30,  // 86: boxwood.v1.ArchiveHeader.defaults:type_name -> boxwood.v1.Defaults
+	113, // 87: boxwood.v1.ArchiveHeader.processes:type_name -> boxwood.v1.ArchiveProcess
+	2,   // 88: boxwood.v1.ArchiveProcess.kind:type_name -> boxwood.v1.ProcessKind
+	14,  // 89: boxwood.v1.ArchiveNode.node:type_name -> boxwood.v1.Node
+	48,  // 90: boxwood.v1.ArchiveNode.timings:type_name -> boxwood.v1.Timings
+	144, // 91: boxwood.v1.ArchiveEntry.attributes:type_name -> boxwood.v1.ArchiveEntry.Attribute
+	124, // 92: boxwood.v1.Table.columns:type_name -> boxwood.v1.Column
+	123, // 93: boxwood.v1.ListTablesResponse.tables:type_name -> boxwood.v1.Table
+	19,  // 94: boxwood.v1.Boxwood.GetInfo:input_type -> boxwood.v1.GetInfoRequest
+	22,  // 95: boxwood.v1.Boxwood.ImportImage:input_type -> boxwood.v1.ImportImageRequest
+	24,  // 96: boxwood.v1.Boxwood.ListImages:input_type -> boxwood.v1.ListImagesRequest
+	26,  // 97: boxwood.v1.Boxwood.RemoveImage:input_type -> boxwood.v1.RemoveImageRequest
+	31,  // 98: boxwood.v1.Boxwood.CreateTree:input_type -> boxwood.v1.CreateTreeRequest
+	33,  // 99: boxwood.v1.Boxwood.CloseTree:input_type -> boxwood.v1.CloseTreeRequest
+	35,  // 100: boxwood.v1.Boxwood.OpenTree:input_type -> boxwood.v1.OpenTreeRequest
+	41,  // 101: boxwood.v1.Boxwood.ListTrees:input_type -> boxwood.v1.ListTreesRequest
+	37,  // 102: boxwood.v1.Boxwood.OpenRun:input_type -> boxwood.v1.OpenRunRequest
+	39,  // 103: boxwood.v1.Boxwood.CloseRun:input_type -> boxwood.v1.CloseRunRequest
+	44,  // 104: boxwood.v1.Boxwood.RunTurn:input_type -> boxwood.v1.RunTurnRequest
+	50,  // 105: boxwood.v1.Boxwood.BeginTurn:input_type -> boxwood.v1.BeginTurnRequest
+	52,  // 106: boxwood.v1.Boxwood.Exec:input_type -> boxwood.v1.ExecRequest
+	53,  // 107: boxwood.v1.Boxwood.EndTurn:input_type -> boxwood.v1.EndTurnRequest
+	55,  // 108: boxwood.v1.Boxwood.OpenSession:input_type -> boxwood.v1.OpenSessionRequest
+	57,  // 109: boxwood.v1.Boxwood.CloseSession:input_type -> boxwood.v1.CloseSessionRequest
+	59,  // 110: boxwood.v1.Boxwood.ListSessions:input_type -> boxwood.v1.ListSessionsRequest
+	61,  // 111: boxwood.v1.Boxwood.Interrupt:input_type -> boxwood.v1.InterruptRequest
+	63,  // 112: boxwood.v1.Boxwood.CancelTurn:input_type -> boxwood.v1.CancelTurnRequest
+	65,  // 113: boxwood.v1.Boxwood.ReadFile:input_type -> boxwood.v1.ReadFileRequest
+	67,  // 114: boxwood.v1.Boxwood.WriteFile:input_type -> boxwood.v1.WriteFileRequest
+	69,  // 115: boxwood.v1.Boxwood.Upload:input_type -> boxwood.v1.UploadRequest
+	72,  // 116: boxwood.v1.Boxwood.Download:input_type -> boxwood.v1.DownloadRequest
+	74,  // 117: boxwood.v1.Boxwood.Fork:input_type -> boxwood.v1.ForkRequest
+	77,  // 118: boxwood.v1.Boxwood.Rollback:input_type -> boxwood.v1.RollbackRequest
+	79,  // 119: boxwood.v1.Boxwood.Release:input_type -> boxwood.v1.ReleaseRequest
+	81,  // 120: boxwood.v1.Boxwood.Renew:input_type -> boxwood.v1.RenewRequest
+	83,  // 121: boxwood.v1.Boxwood.ListSandboxes:input_type -> boxwood.v1.ListSandboxesRequest
+	85,  // 122: boxwood.v1.Boxwood.WaitCaptured:input_type -> boxwood.v1.WaitCapturedRequest
+	87,  // 123: boxwood.v1.Boxwood.Evaluate:input_type -> boxwood.v1.EvaluateRequest
+	90,  // 124: boxwood.v1.Boxwood.GetNode:input_type -> boxwood.v1.GetNodeRequest
+	91,  // 125: boxwood.v1.Boxwood.ListNodes:input_type -> boxwood.v1.ListNodesRequest
+	92,  // 126: boxwood.v1.Boxwood.WatchTree:input_type -> boxwood.v1.WatchTreeRequest
+	95,  // 127: boxwood.v1.Boxwood.Annotate:input_type -> boxwood.v1.AnnotateRequest
+	97,  // 128: boxwood.v1.Boxwood.Backup:input_type -> boxwood.v1.BackupRequest
+	99,  // 129: boxwood.v1.Boxwood.GetPayload:input_type -> boxwood.v1.GetPayloadRequest
+	101, // 130: boxwood.v1.Boxwood.Prune:input_type -> boxwood.v1.PruneRequest
+	103, // 131: boxwood.v1.Boxwood.Pin:input_type -> boxwood.v1.PinRequest
+	105, // 132: boxwood.v1.Boxwood.Unpin:input_type -> boxwood.v1.UnpinRequest
+	107, // 133: boxwood.v1.Boxwood.ExportTree:input_type -> boxwood.v1.ExportTreeRequest
+	109, // 134: boxwood.v1.Boxwood.ImportTree:input_type -> boxwood.v1.ImportTreeRequest
+	120, // 135: boxwood.v1.Boxwood.ExportStats:input_type -> boxwood.v1.ExportStatsRequest
+	122, // 136: boxwood.v1.Boxwood.ListTables:input_type -> boxwood.v1.ListTablesRequest
+	21,  // 137: boxwood.v1.Boxwood.GetInfo:output_type -> boxwood.v1.GetInfoResponse
+	23,  // 138: boxwood.v1.Boxwood.ImportImage:output_type -> boxwood.v1.ImportImageEvent
+	25,  // 139: boxwood.v1.Boxwood.ListImages:output_type -> boxwood.v1.ListImagesResponse
+	27,  // 140: boxwood.v1.Boxwood.RemoveImage:output_type -> boxwood.v1.RemoveImageResponse
+	32,  // 141: boxwood.v1.Boxwood.CreateTree:output_type -> boxwood.v1.CreateTreeResponse
+	34,  // 142: boxwood.v1.Boxwood.CloseTree:output_type -> boxwood.v1.CloseTreeResponse
+	36,  // 143: boxwood.v1.Boxwood.OpenTree:output_type -> boxwood.v1.OpenTreeResponse
+	42,  // 144: boxwood.v1.Boxwood.ListTrees:output_type -> boxwood.v1.ListTreesResponse
+	38,  // 145: boxwood.v1.Boxwood.OpenRun:output_type -> boxwood.v1.OpenRunResponse
+	40,  // 146: boxwood.v1.Boxwood.CloseRun:output_type -> boxwood.v1.CloseRunResponse
+	46,  // 147: boxwood.v1.Boxwood.RunTurn:output_type -> boxwood.v1.TurnEvent
+	51,  // 148: boxwood.v1.Boxwood.BeginTurn:output_type -> boxwood.v1.BeginTurnResponse
+	46,  // 149: boxwood.v1.Boxwood.Exec:output_type -> boxwood.v1.TurnEvent
+	49,  // 150: boxwood.v1.Boxwood.EndTurn:output_type -> boxwood.v1.TurnResult
+	56,  // 151: boxwood.v1.Boxwood.OpenSession:output_type -> boxwood.v1.OpenSessionResponse
+	58,  // 152: boxwood.v1.Boxwood.CloseSession:output_type -> boxwood.v1.CloseSessionResponse
+	60,  // 153: boxwood.v1.Boxwood.ListSessions:output_type -> boxwood.v1.ListSessionsResponse
+	62,  // 154: boxwood.v1.Boxwood.Interrupt:output_type -> boxwood.v1.InterruptResponse
+	64,  // 155: boxwood.v1.Boxwood.CancelTurn:output_type -> boxwood.v1.CancelTurnResponse
+	66,  // 156: boxwood.v1.Boxwood.ReadFile:output_type -> boxwood.v1.ReadFileResponse
+	68,  // 157: boxwood.v1.Boxwood.WriteFile:output_type -> boxwood.v1.WriteFileResponse
+	71,  // 158: boxwood.v1.Boxwood.Upload:output_type -> boxwood.v1.UploadResponse
+	73,  // 159: boxwood.v1.Boxwood.Download:output_type -> boxwood.v1.DownloadResponse
+	75,  // 160: boxwood.v1.Boxwood.Fork:output_type -> boxwood.v1.ForkResult
+	78,  // 161: boxwood.v1.Boxwood.Rollback:output_type -> boxwood.v1.RollbackResponse
+	80,  // 162: boxwood.v1.Boxwood.Release:output_type -> boxwood.v1.ReleaseResponse
+	82,  // 163: boxwood.v1.Boxwood.Renew:output_type -> boxwood.v1.RenewResponse
+	84,  // 164: boxwood.v1.Boxwood.ListSandboxes:output_type -> boxwood.v1.ListSandboxesResponse
+	86,  // 165: boxwood.v1.Boxwood.WaitCaptured:output_type -> boxwood.v1.WaitCapturedResponse
+	89,  // 166: boxwood.v1.Boxwood.Evaluate:output_type -> boxwood.v1.EvaluateResponse
+	14,  // 167: boxwood.v1.Boxwood.GetNode:output_type -> boxwood.v1.Node
+	14,  // 168: boxwood.v1.Boxwood.ListNodes:output_type -> boxwood.v1.Node
+	93,  // 169: boxwood.v1.Boxwood.WatchTree:output_type -> boxwood.v1.TreeEvent
+	96,  // 170: boxwood.v1.Boxwood.Annotate:output_type -> boxwood.v1.AnnotateResponse
+	98,  // 171: boxwood.v1.Boxwood.Backup:output_type -> boxwood.v1.BackupResponse
+	100, // 172: boxwood.v1.Boxwood.GetPayload:output_type -> boxwood.v1.GetPayloadResponse
+	102, // 173: boxwood.v1.Boxwood.Prune:output_type -> boxwood.v1.PruneResponse
+	104, // 174: boxwood.v1.Boxwood.Pin:output_type -> boxwood.v1.PinResponse
+	106, // 175: boxwood.v1.Boxwood.Unpin:output_type -> boxwood.v1.UnpinResponse
+	108, // 176: boxwood.v1.Boxwood.ExportTree:output_type -> boxwood.v1.ExportTreeChunk
+	111, // 177: boxwood.v1.Boxwood.ImportTree:output_type -> boxwood.v1.ImportTreeResponse
+	121, // 178: boxwood.v1.Boxwood.ExportStats:output_type -> boxwood.v1.ExportStatsChunk
+	125, // 179: boxwood.v1.Boxwood.ListTables:output_type -> boxwood.v1.ListTablesResponse
+	137, // [137:180] is the sub-list for method output_type
+	94,  // [94:137] is the sub-list for method input_type
+	94,  // [94:94] is the sub-list for extension type_name
+	94,  // [94:94] is the sub-list for extension extendee
+	0,   // [0:94] is the sub-list for field type_name
 }
 
 func init() { file_boxwood_v1_boxwood_proto_init() }
@@ -9512,35 +9904,35 @@ func file_boxwood_v1_boxwood_proto_init() {
 		(*CreateTreeRequest_Image)(nil),
 		(*CreateTreeRequest_NodeId)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[30].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[36].OneofWrappers = []any{
 		(*TurnEvent_Stdout)(nil),
 		(*TurnEvent_Stderr)(nil),
 		(*TurnEvent_Command)(nil),
 		(*TurnEvent_Result)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[53].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[59].OneofWrappers = []any{
 		(*UploadRequest_Start)(nil),
 		(*UploadRequest_Chunk)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[59].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[65].OneofWrappers = []any{
 		(*ForkResult_Sandbox)(nil),
 		(*ForkResult_Error)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[72].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[78].OneofWrappers = []any{
 		(*Grader_Image)(nil),
 		(*Grader_NodeId)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[77].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[83].OneofWrappers = []any{
 		(*TreeEvent_Node)(nil),
 		(*TreeEvent_RemovedNodeId)(nil),
 		(*TreeEvent_Tree)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[78].OneofWrappers = []any{}
-	file_boxwood_v1_boxwood_proto_msgTypes[93].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[84].OneofWrappers = []any{}
+	file_boxwood_v1_boxwood_proto_msgTypes[99].OneofWrappers = []any{
 		(*ImportTreeRequest_Start)(nil),
 		(*ImportTreeRequest_Chunk)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[121].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[127].OneofWrappers = []any{
 		(*ForkRequest_Want_NodeId)(nil),
 		(*ForkRequest_Want_SandboxId)(nil),
 	}
@@ -9550,7 +9942,7 @@ func file_boxwood_v1_boxwood_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_boxwood_v1_boxwood_proto_rawDesc), len(file_boxwood_v1_boxwood_proto_rawDesc)),
 			NumEnums:      10,
-			NumMessages:   129,
+			NumMessages:   135,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -37,7 +37,10 @@ const (
 	Boxwood_RemoveImage_FullMethodName   = "/boxwood.v1.Boxwood/RemoveImage"
 	Boxwood_CreateTree_FullMethodName    = "/boxwood.v1.Boxwood/CreateTree"
 	Boxwood_CloseTree_FullMethodName     = "/boxwood.v1.Boxwood/CloseTree"
+	Boxwood_OpenTree_FullMethodName      = "/boxwood.v1.Boxwood/OpenTree"
 	Boxwood_ListTrees_FullMethodName     = "/boxwood.v1.Boxwood/ListTrees"
+	Boxwood_OpenRun_FullMethodName       = "/boxwood.v1.Boxwood/OpenRun"
+	Boxwood_CloseRun_FullMethodName      = "/boxwood.v1.Boxwood/CloseRun"
 	Boxwood_RunTurn_FullMethodName       = "/boxwood.v1.Boxwood/RunTurn"
 	Boxwood_BeginTurn_FullMethodName     = "/boxwood.v1.Boxwood/BeginTurn"
 	Boxwood_Exec_FullMethodName          = "/boxwood.v1.Boxwood/Exec"
@@ -89,7 +92,16 @@ type BoxwoodClient interface {
 	CreateTree(ctx context.Context, in *CreateTreeRequest, opts ...grpc.CallOption) (*CreateTreeResponse, error)
 	// Releases the tree's sandboxes and refuses new work on it; its nodes stay readable.
 	CloseTree(ctx context.Context, in *CloseTreeRequest, opts ...grpc.CallOption) (*CloseTreeResponse, error)
+	// Takes new work on a closed tree again.
+	OpenTree(ctx context.Context, in *OpenTreeRequest, opts ...grpc.CallOption) (*OpenTreeResponse, error)
 	ListTrees(ctx context.Context, in *ListTreesRequest, opts ...grpc.CallOption) (*ListTreesResponse, error)
+	// Starts a new attempt of a run. Calls say that they are of it by the metadata
+	// `x-boxwood-run: <name>/<attempt>`; the trees they create belong to the run. When
+	// OpenRun returns, calls of earlier attempts have ended and further ones are refused
+	// (`attempt_superseded`), and their sandboxes are adopted or released.
+	OpenRun(ctx context.Context, in *OpenRunRequest, opts ...grpc.CallOption) (*OpenRunResponse, error)
+	// Ends a run: its calls are refused (`run_closed`), its sandboxes released.
+	CloseRun(ctx context.Context, in *CloseRunRequest, opts ...grpc.CallOption) (*CloseRunResponse, error)
 	// One command as one turn: output as it comes, then the node.
 	RunTurn(ctx context.Context, in *RunTurnRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[TurnEvent], error)
 	// Several commands and transfers as one turn. Between BeginTurn and EndTurn the
@@ -227,10 +239,40 @@ func (c *boxwoodClient) CloseTree(ctx context.Context, in *CloseTreeRequest, opt
 	return out, nil
 }
 
+func (c *boxwoodClient) OpenTree(ctx context.Context, in *OpenTreeRequest, opts ...grpc.CallOption) (*OpenTreeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(OpenTreeResponse)
+	err := c.cc.Invoke(ctx, Boxwood_OpenTree_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *boxwoodClient) ListTrees(ctx context.Context, in *ListTreesRequest, opts ...grpc.CallOption) (*ListTreesResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListTreesResponse)
 	err := c.cc.Invoke(ctx, Boxwood_ListTrees_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *boxwoodClient) OpenRun(ctx context.Context, in *OpenRunRequest, opts ...grpc.CallOption) (*OpenRunResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(OpenRunResponse)
+	err := c.cc.Invoke(ctx, Boxwood_OpenRun_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *boxwoodClient) CloseRun(ctx context.Context, in *CloseRunRequest, opts ...grpc.CallOption) (*CloseRunResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CloseRunResponse)
+	err := c.cc.Invoke(ctx, Boxwood_CloseRun_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -661,7 +703,16 @@ type BoxwoodServer interface {
 	CreateTree(context.Context, *CreateTreeRequest) (*CreateTreeResponse, error)
 	// Releases the tree's sandboxes and refuses new work on it; its nodes stay readable.
 	CloseTree(context.Context, *CloseTreeRequest) (*CloseTreeResponse, error)
+	// Takes new work on a closed tree again.
+	OpenTree(context.Context, *OpenTreeRequest) (*OpenTreeResponse, error)
 	ListTrees(context.Context, *ListTreesRequest) (*ListTreesResponse, error)
+	// Starts a new attempt of a run. Calls say that they are of it by the metadata
+	// `x-boxwood-run: <name>/<attempt>`; the trees they create belong to the run. When
+	// OpenRun returns, calls of earlier attempts have ended and further ones are refused
+	// (`attempt_superseded`), and their sandboxes are adopted or released.
+	OpenRun(context.Context, *OpenRunRequest) (*OpenRunResponse, error)
+	// Ends a run: its calls are refused (`run_closed`), its sandboxes released.
+	CloseRun(context.Context, *CloseRunRequest) (*CloseRunResponse, error)
 	// One command as one turn: output as it comes, then the node.
 	RunTurn(*RunTurnRequest, grpc.ServerStreamingServer[TurnEvent]) error
 	// Several commands and transfers as one turn. Between BeginTurn and EndTurn the
@@ -748,8 +799,17 @@ func (UnimplementedBoxwoodServer) CreateTree(context.Context, *CreateTreeRequest
 func (UnimplementedBoxwoodServer) CloseTree(context.Context, *CloseTreeRequest) (*CloseTreeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CloseTree not implemented")
 }
+func (UnimplementedBoxwoodServer) OpenTree(context.Context, *OpenTreeRequest) (*OpenTreeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method OpenTree not implemented")
+}
 func (UnimplementedBoxwoodServer) ListTrees(context.Context, *ListTreesRequest) (*ListTreesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListTrees not implemented")
+}
+func (UnimplementedBoxwoodServer) OpenRun(context.Context, *OpenRunRequest) (*OpenRunResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method OpenRun not implemented")
+}
+func (UnimplementedBoxwoodServer) CloseRun(context.Context, *CloseRunRequest) (*CloseRunResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CloseRun not implemented")
 }
 func (UnimplementedBoxwoodServer) RunTurn(*RunTurnRequest, grpc.ServerStreamingServer[TurnEvent]) error {
 	return status.Error(codes.Unimplemented, "method RunTurn not implemented")
@@ -972,6 +1032,24 @@ func _Boxwood_CloseTree_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Boxwood_OpenTree_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(OpenTreeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BoxwoodServer).OpenTree(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Boxwood_OpenTree_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BoxwoodServer).OpenTree(ctx, req.(*OpenTreeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Boxwood_ListTrees_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListTreesRequest)
 	if err := dec(in); err != nil {
@@ -986,6 +1064,42 @@ func _Boxwood_ListTrees_Handler(srv interface{}, ctx context.Context, dec func(i
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(BoxwoodServer).ListTrees(ctx, req.(*ListTreesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Boxwood_OpenRun_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(OpenRunRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BoxwoodServer).OpenRun(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Boxwood_OpenRun_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BoxwoodServer).OpenRun(ctx, req.(*OpenRunRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Boxwood_CloseRun_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CloseRunRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BoxwoodServer).CloseRun(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Boxwood_CloseRun_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BoxwoodServer).CloseRun(ctx, req.(*CloseRunRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1534,8 +1648,20 @@ var Boxwood_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Boxwood_CloseTree_Handler,
 		},
 		{
+			MethodName: "OpenTree",
+			Handler:    _Boxwood_OpenTree_Handler,
+		},
+		{
 			MethodName: "ListTrees",
 			Handler:    _Boxwood_ListTrees_Handler,
+		},
+		{
+			MethodName: "OpenRun",
+			Handler:    _Boxwood_OpenRun_Handler,
+		},
+		{
+			MethodName: "CloseRun",
+			Handler:    _Boxwood_CloseRun_Handler,
 		},
 		{
 			MethodName: "BeginTurn",

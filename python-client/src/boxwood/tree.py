@@ -233,6 +233,11 @@ class Tree:
             if sandbox.tree_id == self.id:
                 sandbox.released = True
 
+    def reopen(self) -> None:
+        """Takes new work on it again after `close`: its nodes can be forked."""
+        self._client._caller.unary("OpenTree", pb.OpenTreeRequest(tree_id=self.id))
+        self.closed = False
+
 
 def _line(node: Node) -> str:
     text = node.action.text.splitlines()[0] if node.action.text else "(root)" if node.is_root else "..."

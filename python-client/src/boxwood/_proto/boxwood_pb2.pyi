@@ -626,6 +626,8 @@ class Tree(google.protobuf.message.Message):
     NODE_COUNT_FIELD_NUMBER: builtins.int
     CHECKPOINT_COUNT_FIELD_NUMBER: builtins.int
     SANDBOX_COUNT_FIELD_NUMBER: builtins.int
+    RUN_FIELD_NUMBER: builtins.int
+    ARCHIVED_FIELD_NUMBER: builtins.int
     id: builtins.str
     root_id: builtins.str
     image: builtins.str
@@ -634,6 +636,10 @@ class Tree(google.protobuf.message.Message):
     node_count: builtins.int
     checkpoint_count: builtins.int
     sandbox_count: builtins.int
+    run: builtins.str
+    """The run it was made in, if any."""
+    archived: builtins.bool
+    """Whether its nodes have left memory: they are read from the disk."""
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
     def __init__(
@@ -648,8 +654,10 @@ class Tree(google.protobuf.message.Message):
         node_count: builtins.int = ...,
         checkpoint_count: builtins.int = ...,
         sandbox_count: builtins.int = ...,
+        run: builtins.str = ...,
+        archived: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["checkpoint_count", b"checkpoint_count", "closed", b"closed", "created_at", b"created_at", "id", b"id", "image", b"image", "labels", b"labels", "node_count", b"node_count", "root_id", b"root_id", "sandbox_count", b"sandbox_count"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["archived", b"archived", "checkpoint_count", b"checkpoint_count", "closed", b"closed", "created_at", b"created_at", "id", b"id", "image", b"image", "labels", b"labels", "node_count", b"node_count", "root_id", b"root_id", "run", b"run", "sandbox_count", b"sandbox_count"]) -> None: ...
 
 global___Tree = Tree
 
@@ -1143,6 +1151,128 @@ class CloseTreeResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["released", b"released"]) -> None: ...
 
 global___CloseTreeResponse = CloseTreeResponse
+
+@typing.final
+class OpenTreeRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TREE_ID_FIELD_NUMBER: builtins.int
+    tree_id: builtins.str
+    def __init__(
+        self,
+        *,
+        tree_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["tree_id", b"tree_id"]) -> None: ...
+
+global___OpenTreeRequest = OpenTreeRequest
+
+@typing.final
+class OpenTreeResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TREE_FIELD_NUMBER: builtins.int
+    @property
+    def tree(self) -> global___Tree: ...
+    def __init__(
+        self,
+        *,
+        tree: global___Tree | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["tree", b"tree"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["tree", b"tree"]) -> None: ...
+
+global___OpenTreeResponse = OpenTreeResponse
+
+@typing.final
+class OpenRunRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    ADOPT_FIELD_NUMBER: builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """1 to 128 bytes, without a slash."""
+    adopt: builtins.bool
+    """Keep the live sandboxes of the run's trees for the new attempt; else they are released."""
+    idempotency_key: builtins.str
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        adopt: builtins.bool = ...,
+        idempotency_key: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adopt", b"adopt", "idempotency_key", b"idempotency_key", "name", b"name"]) -> None: ...
+
+global___OpenRunRequest = OpenRunRequest
+
+@typing.final
+class OpenRunResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    ADOPTED_FIELD_NUMBER: builtins.int
+    RELEASED_FIELD_NUMBER: builtins.int
+    attempt: builtins.int
+    """From 1."""
+    released: builtins.int
+    @property
+    def adopted(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Sandbox]: ...
+    def __init__(
+        self,
+        *,
+        attempt: builtins.int = ...,
+        adopted: collections.abc.Iterable[global___Sandbox] | None = ...,
+        released: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adopted", b"adopted", "attempt", b"attempt", "released", b"released"]) -> None: ...
+
+global___OpenRunResponse = OpenRunResponse
+
+@typing.final
+class CloseRunRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    CLOSE_TREES_FIELD_NUMBER: builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    attempt: builtins.int
+    """Must be the newest."""
+    close_trees: builtins.bool
+    """Close its trees, too."""
+    idempotency_key: builtins.str
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        attempt: builtins.int = ...,
+        close_trees: builtins.bool = ...,
+        idempotency_key: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "close_trees", b"close_trees", "idempotency_key", b"idempotency_key", "name", b"name"]) -> None: ...
+
+global___CloseRunRequest = CloseRunRequest
+
+@typing.final
+class CloseRunResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RELEASED_FIELD_NUMBER: builtins.int
+    CLOSED_TREES_FIELD_NUMBER: builtins.int
+    released: builtins.int
+    closed_trees: builtins.int
+    def __init__(
+        self,
+        *,
+        released: builtins.int = ...,
+        closed_trees: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["closed_trees", b"closed_trees", "released", b"released"]) -> None: ...
+
+global___CloseRunResponse = CloseRunResponse
 
 @typing.final
 class ListTreesRequest(google.protobuf.message.Message):

@@ -64,10 +64,25 @@ class BoxwoodStub(object):
                 request_serializer=boxwood_dot_v1_dot_boxwood__pb2.CloseTreeRequest.SerializeToString,
                 response_deserializer=boxwood_dot_v1_dot_boxwood__pb2.CloseTreeResponse.FromString,
                 _registered_method=True)
+        self.OpenTree = channel.unary_unary(
+                '/boxwood.v1.Boxwood/OpenTree',
+                request_serializer=boxwood_dot_v1_dot_boxwood__pb2.OpenTreeRequest.SerializeToString,
+                response_deserializer=boxwood_dot_v1_dot_boxwood__pb2.OpenTreeResponse.FromString,
+                _registered_method=True)
         self.ListTrees = channel.unary_unary(
                 '/boxwood.v1.Boxwood/ListTrees',
                 request_serializer=boxwood_dot_v1_dot_boxwood__pb2.ListTreesRequest.SerializeToString,
                 response_deserializer=boxwood_dot_v1_dot_boxwood__pb2.ListTreesResponse.FromString,
+                _registered_method=True)
+        self.OpenRun = channel.unary_unary(
+                '/boxwood.v1.Boxwood/OpenRun',
+                request_serializer=boxwood_dot_v1_dot_boxwood__pb2.OpenRunRequest.SerializeToString,
+                response_deserializer=boxwood_dot_v1_dot_boxwood__pb2.OpenRunResponse.FromString,
+                _registered_method=True)
+        self.CloseRun = channel.unary_unary(
+                '/boxwood.v1.Boxwood/CloseRun',
+                request_serializer=boxwood_dot_v1_dot_boxwood__pb2.CloseRunRequest.SerializeToString,
+                response_deserializer=boxwood_dot_v1_dot_boxwood__pb2.CloseRunResponse.FromString,
                 _registered_method=True)
         self.RunTurn = channel.unary_stream(
                 '/boxwood.v1.Boxwood/RunTurn',
@@ -281,8 +296,32 @@ class BoxwoodServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OpenTree(self, request, context):
+        """Takes new work on a closed tree again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListTrees(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def OpenRun(self, request, context):
+        """Starts a new attempt of a run. Calls say that they are of it by the metadata
+        `x-boxwood-run: <name>/<attempt>`; the trees they create belong to the run. When
+        OpenRun returns, calls of earlier attempts have ended and further ones are refused
+        (`attempt_superseded`), and their sandboxes are adopted or released.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CloseRun(self, request, context):
+        """Ends a run: its calls are refused (`run_closed`), its sandboxes released.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -543,10 +582,25 @@ def add_BoxwoodServicer_to_server(servicer, server):
                     request_deserializer=boxwood_dot_v1_dot_boxwood__pb2.CloseTreeRequest.FromString,
                     response_serializer=boxwood_dot_v1_dot_boxwood__pb2.CloseTreeResponse.SerializeToString,
             ),
+            'OpenTree': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenTree,
+                    request_deserializer=boxwood_dot_v1_dot_boxwood__pb2.OpenTreeRequest.FromString,
+                    response_serializer=boxwood_dot_v1_dot_boxwood__pb2.OpenTreeResponse.SerializeToString,
+            ),
             'ListTrees': grpc.unary_unary_rpc_method_handler(
                     servicer.ListTrees,
                     request_deserializer=boxwood_dot_v1_dot_boxwood__pb2.ListTreesRequest.FromString,
                     response_serializer=boxwood_dot_v1_dot_boxwood__pb2.ListTreesResponse.SerializeToString,
+            ),
+            'OpenRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenRun,
+                    request_deserializer=boxwood_dot_v1_dot_boxwood__pb2.OpenRunRequest.FromString,
+                    response_serializer=boxwood_dot_v1_dot_boxwood__pb2.OpenRunResponse.SerializeToString,
+            ),
+            'CloseRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.CloseRun,
+                    request_deserializer=boxwood_dot_v1_dot_boxwood__pb2.CloseRunRequest.FromString,
+                    response_serializer=boxwood_dot_v1_dot_boxwood__pb2.CloseRunResponse.SerializeToString,
             ),
             'RunTurn': grpc.unary_stream_rpc_method_handler(
                     servicer.RunTurn,
@@ -887,6 +941,33 @@ class Boxwood(object):
             _registered_method=True)
 
     @staticmethod
+    def OpenTree(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/boxwood.v1.Boxwood/OpenTree',
+            boxwood_dot_v1_dot_boxwood__pb2.OpenTreeRequest.SerializeToString,
+            boxwood_dot_v1_dot_boxwood__pb2.OpenTreeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ListTrees(request,
             target,
             options=(),
@@ -903,6 +984,60 @@ class Boxwood(object):
             '/boxwood.v1.Boxwood/ListTrees',
             boxwood_dot_v1_dot_boxwood__pb2.ListTreesRequest.SerializeToString,
             boxwood_dot_v1_dot_boxwood__pb2.ListTreesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/boxwood.v1.Boxwood/OpenRun',
+            boxwood_dot_v1_dot_boxwood__pb2.OpenRunRequest.SerializeToString,
+            boxwood_dot_v1_dot_boxwood__pb2.OpenRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CloseRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/boxwood.v1.Boxwood/CloseRun',
+            boxwood_dot_v1_dot_boxwood__pb2.CloseRunRequest.SerializeToString,
+            boxwood_dot_v1_dot_boxwood__pb2.CloseRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

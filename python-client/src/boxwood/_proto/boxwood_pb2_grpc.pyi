@@ -67,10 +67,32 @@ class BoxwoodStub:
     ]
     """Releases the tree's sandboxes and refuses new work on it; its nodes stay readable."""
 
+    OpenTree: grpc.UnaryUnaryMultiCallable[
+        boxwood_pb2.OpenTreeRequest,
+        boxwood_pb2.OpenTreeResponse,
+    ]
+    """Takes new work on a closed tree again."""
+
     ListTrees: grpc.UnaryUnaryMultiCallable[
         boxwood_pb2.ListTreesRequest,
         boxwood_pb2.ListTreesResponse,
     ]
+
+    OpenRun: grpc.UnaryUnaryMultiCallable[
+        boxwood_pb2.OpenRunRequest,
+        boxwood_pb2.OpenRunResponse,
+    ]
+    """Starts a new attempt of a run. Calls say that they are of it by the metadata
+    `x-boxwood-run: <name>/<attempt>`; the trees they create belong to the run. When
+    OpenRun returns, calls of earlier attempts have ended and further ones are refused
+    (`attempt_superseded`), and their sandboxes are adopted or released.
+    """
+
+    CloseRun: grpc.UnaryUnaryMultiCallable[
+        boxwood_pb2.CloseRunRequest,
+        boxwood_pb2.CloseRunResponse,
+    ]
+    """Ends a run: its calls are refused (`run_closed`), its sandboxes released."""
 
     RunTurn: grpc.UnaryStreamMultiCallable[
         boxwood_pb2.RunTurnRequest,
@@ -305,10 +327,32 @@ class BoxwoodAsyncStub:
     ]
     """Releases the tree's sandboxes and refuses new work on it; its nodes stay readable."""
 
+    OpenTree: grpc.aio.UnaryUnaryMultiCallable[
+        boxwood_pb2.OpenTreeRequest,
+        boxwood_pb2.OpenTreeResponse,
+    ]
+    """Takes new work on a closed tree again."""
+
     ListTrees: grpc.aio.UnaryUnaryMultiCallable[
         boxwood_pb2.ListTreesRequest,
         boxwood_pb2.ListTreesResponse,
     ]
+
+    OpenRun: grpc.aio.UnaryUnaryMultiCallable[
+        boxwood_pb2.OpenRunRequest,
+        boxwood_pb2.OpenRunResponse,
+    ]
+    """Starts a new attempt of a run. Calls say that they are of it by the metadata
+    `x-boxwood-run: <name>/<attempt>`; the trees they create belong to the run. When
+    OpenRun returns, calls of earlier attempts have ended and further ones are refused
+    (`attempt_superseded`), and their sandboxes are adopted or released.
+    """
+
+    CloseRun: grpc.aio.UnaryUnaryMultiCallable[
+        boxwood_pb2.CloseRunRequest,
+        boxwood_pb2.CloseRunResponse,
+    ]
+    """Ends a run: its calls are refused (`run_closed`), its sandboxes released."""
 
     RunTurn: grpc.aio.UnaryStreamMultiCallable[
         boxwood_pb2.RunTurnRequest,
@@ -556,11 +600,39 @@ class BoxwoodServicer(metaclass=abc.ABCMeta):
         """Releases the tree's sandboxes and refuses new work on it; its nodes stay readable."""
 
     @abc.abstractmethod
+    def OpenTree(
+        self,
+        request: boxwood_pb2.OpenTreeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[boxwood_pb2.OpenTreeResponse, collections.abc.Awaitable[boxwood_pb2.OpenTreeResponse]]:
+        """Takes new work on a closed tree again."""
+
+    @abc.abstractmethod
     def ListTrees(
         self,
         request: boxwood_pb2.ListTreesRequest,
         context: _ServicerContext,
     ) -> typing.Union[boxwood_pb2.ListTreesResponse, collections.abc.Awaitable[boxwood_pb2.ListTreesResponse]]: ...
+
+    @abc.abstractmethod
+    def OpenRun(
+        self,
+        request: boxwood_pb2.OpenRunRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[boxwood_pb2.OpenRunResponse, collections.abc.Awaitable[boxwood_pb2.OpenRunResponse]]:
+        """Starts a new attempt of a run. Calls say that they are of it by the metadata
+        `x-boxwood-run: <name>/<attempt>`; the trees they create belong to the run. When
+        OpenRun returns, calls of earlier attempts have ended and further ones are refused
+        (`attempt_superseded`), and their sandboxes are adopted or released.
+        """
+
+    @abc.abstractmethod
+    def CloseRun(
+        self,
+        request: boxwood_pb2.CloseRunRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[boxwood_pb2.CloseRunResponse, collections.abc.Awaitable[boxwood_pb2.CloseRunResponse]]:
+        """Ends a run: its calls are refused (`run_closed`), its sandboxes released."""
 
     @abc.abstractmethod
     def RunTurn(
