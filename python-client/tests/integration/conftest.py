@@ -51,7 +51,7 @@ def socket_path() -> Iterator[str]:
         "--socket": str(path),
         "--socket-group": "nogroup",
         "--cgroup": f"boxwood-it-{os.getpid()}",
-        "--pool-size": "4G",
+        "--pool-size": "16G" if os.environ.get("LONG") else "4G",
     }
     process = subprocess.Popen(
         [str(binary), "serve", *(word for flag in flags.items() for word in flag)],

@@ -81,7 +81,7 @@ def test_it_ends_with_a_process_that_is_killed(tmp_path: Path, environment: dict
     """Its state is a folder that was named, which stays and can be used again."""
     state = tmp_path / "state"
     arguments = f"{str(state)!r}, "
-    with start(tmp_path, environment, arguments, "import time; time.sleep(600)") as process:
+    with start(tmp_path, environment, arguments, "import threading; threading.Event().wait()") as process:
         assert process.stdout is not None
         socket = [process.stdout.readline() for _ in range(4)][-1].strip()
         process.send_signal(signal.SIGKILL)
