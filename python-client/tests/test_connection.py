@@ -13,6 +13,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 import boxwood
@@ -324,3 +325,43 @@ def test_handles_that_were_closed_do_not_warn(daemon: FakeDaemon, image: boxwood
         gc.collect()
         boxwood.connect(daemon.socket)  # never used: nothing to close
         gc.collect()
+
+
+def test_a_daemon_that_is_slow_to_greet(client: boxwood.Client) -> None:
+    """Somebody listens, so that a first connection that broke is tried again; nobody does: it isn't."""
+    broken = [1]
+    client._caller._connection().stub = Broken(client._caller._connection().stub, broken)
+    assert client.info().version == "fake"
+    assert broken == []
+
+
+class Broken:
+    """A stub whose first calls find a connection that breaks in its greeting."""
+
+    def __init__(self, stub: Any, times: list[int]) -> None:
+        self._stub, self._times = stub, times
+
+    def __getattr__(self, name: str) -> Any:
+        if self._times:
+            self._times.pop()
+            return refused
+        return getattr(self._stub, name)
+
+
+class Refused(grpc.RpcError, grpc.Call):
+    """What grpc raises then."""
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self) -> str:
+        return "tcp handshaker shutdown"
+
+    def trailing_metadata(self) -> None:
+        return None
+
+    initial_metadata = is_active = time_remaining = cancel = add_callback = trailing_metadata
+
+
+def refused(*_: Any, **__: Any) -> None:
+    raise Refused

@@ -119,7 +119,9 @@ class Attempts:
             raise error from None
         if not error.reason:  # grpc's own: the daemon never said a word
             if not was_connected:
-                raise self._no_connection(error.message) from None
+                error, listening = self._no_connection(error.message)
+                if not listening:
+                    raise error from None
             error.hint = error.hint or "the daemon went away in the call: see its log"
         self._number += 1
         pause = error.retry_after or min(0.05 * 2 ** (self._number - 1), 1.0) * random.uniform(0.7, 1.3)
@@ -127,20 +129,26 @@ class Attempts:
             raise error from None
         return pause, was_connected
 
-    def _no_connection(self, grpc_says: str) -> errors.BoxwoodError:
-        """Says in one line what stands between this process and a daemon."""
+    def _no_connection(self, grpc_says: str) -> tuple[errors.BoxwoodError, bool]:
+        """Says in one line what stands between this process and a daemon, and whether one listens.
+
+        One that listens may only have had no time to greet: a host can be that busy.
+        """
         if not self._target.startswith("unix:"):
-            return errors.connection_failed(
+            error = errors.connection_failed(
                 f"no Boxwood daemon answers at {self._target}: {grpc_says}",
                 "check the address and that `boxwood serve` listens on TCP there",
                 self.request_id,
             )
+            return error, False
+        listening = False
         path = self._target[len("unix:") :]
         message, hint = f"no Boxwood daemon answers on {path}: {grpc_says}", "see the daemon's log"
         try:
             with socket.socket(socket.AF_UNIX) as probe:
                 probe.settimeout(2)
                 probe.connect(path)
+                listening = True
         except OSError as problem:
             if problem.errno in (errno.EACCES, errno.EPERM):
                 message = f"no permission to open the Boxwood socket {path}"
@@ -155,4 +163,4 @@ class Attempts:
                 hint = "the daemon has ended: start it again with `boxwood serve`"
             else:
                 message = f"can't open the Boxwood socket {path}: {problem}"
-        return errors.connection_failed(message, hint, self.request_id)
+        return errors.connection_failed(message, hint, self.request_id), listening

@@ -18,7 +18,7 @@ waits for on the daemon's side, too: a cancelled `run` kills the turn.
 
 A client may be used in several loops, and by processes that unpickled it: each makes
 a channel of its own. A process that was *forked* while its parent had such a channel
-open can't use this face (it says so); start it with "spawn", or use `boxwood` there.
+open can't use this face (it says so); start it with "spawn" or "forkserver".
 
 Records, enumerations and exceptions are those of `boxwood`.
 """

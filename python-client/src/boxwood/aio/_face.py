@@ -232,8 +232,7 @@ class Caller:
         if _broken_by_fork:
             raise errors.unsupported(
                 "this process was forked while its parent used boxwood.aio, which grpc doesn't survive",
-                'start such processes with "spawn" or "forkserver", fork before the first call, '
-                "or use the blocking client here",
+                'start such processes with "spawn" or "forkserver", or fork before the first call',
             )
         if self._pid != os.getpid():
             self._start()
