@@ -87,7 +87,9 @@ type Config struct {
 	// Audit is the share of turns whose verdict is compared with what really
 	// changed, from 0 to 1.
 	Audit float64
-	Log   *slog.Logger
+	// Retention of saved states; zero: all are kept until they are pruned.
+	Retention Retention
+	Log       *slog.Logger
 }
 
 func (c *Config) fill() {
@@ -202,6 +204,10 @@ func New(ctx context.Context, parts Parts, cfg Config) (*Engine, error) {
 	e.wg.Add(2)
 	go e.reapExpired(life)
 	go e.archiveClosed(life)
+	if !cfg.Retention.none() {
+		e.wg.Add(1)
+		go e.retainAgain(life)
+	}
 	return e, nil
 }
 

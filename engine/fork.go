@@ -325,8 +325,10 @@ func mergeLimits(l ...tree.Limits) (out tree.Limits) {
 func (e *Engine) recordBirths(ctx context.Context, births []*birth) error {
 	done, err := e.Store.Start(context.WithoutCancel(ctx), func(tx *tree.Tx) error {
 		for _, b := range births {
-			if _, err := tx.Node(b.rec.Head); err != nil {
+			if n, err := tx.Node(b.rec.Head); err != nil {
 				return err // pruned in the meantime
+			} else if n.Checkpoint != b.point.checkpoint.ID {
+				return fault.New(fault.Precondition, "node_withheld", "node %s is withheld: %s", n.ID, n.WithheldReason)
 			}
 			if err := tx.PutSandbox(*b.rec); err != nil {
 				return err

@@ -65,8 +65,10 @@ func (e *Engine) rollback(ctx context.Context, s *sandbox, to ids.Node, commit f
 		if err := failpoint.Hit("rollback made"); err != nil {
 			return err
 		}
-		if _, err := tx.Node(to); err != nil {
+		if n, err := tx.Node(to); err != nil {
 			return err
+		} else if n.Checkpoint != p.checkpoint.ID {
+			return fault.New(fault.Precondition, "node_withheld", "node %s is withheld: %s", n.ID, n.WithheldReason)
 		}
 		if err := tx.PutSandbox(*rec); err != nil {
 			return err

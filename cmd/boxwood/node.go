@@ -232,7 +232,8 @@ func (a *app) pruneCommand() *cobra.Command {
 		Short: "Remove a node and all below it",
 		Long:  "Removes a subtree and the checkpoints that nothing else uses. Refused while a node of it is pinned or a sandbox stands there.",
 		Example: `  boxwood prune nd_01j...
-  boxwood prune nd_01j... --keep-node --release`,
+  boxwood prune nd_01j... --keep-node --release
+  boxwood prune nd_01j... --keep-node --states`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			client, err := a.client()
@@ -247,11 +248,16 @@ func (a *app) pruneCommand() *cobra.Command {
 			if a.json {
 				return a.printMessage(reply)
 			}
-			fmt.Fprintf(a.out, "removed %d nodes and %d checkpoints, %s come back\n", reply.Nodes, reply.Checkpoints, size(reply.FreedBytes))
+			what := "removed %d nodes and %d checkpoints, %s come back\n"
+			if r.StatesOnly {
+				what = "%d nodes are withheld now, %d checkpoints removed, %s come back\n"
+			}
+			fmt.Fprintf(a.out, what, reply.Nodes, reply.Checkpoints, size(reply.FreedBytes))
 			return nil
 		},
 	})
 	c.Flags().BoolVar(&r.KeepNode, "keep-node", false, "remove only what lies below it")
+	c.Flags().BoolVar(&r.StatesOnly, "states", false, "give up the saved states alone; the nodes stay and say how to make them again")
 	c.Flags().BoolVar(&r.ReleaseSandboxes, "release", false, "release sandboxes that stand there instead of refusing")
 	return c
 }

@@ -30,6 +30,9 @@ const shutdownLimit = 20 * time.Second
 
 // serveFlags as given.
 type serveFlags struct {
+	keepDepth, keepCount                                                                    int
+	keepBytes                                                                               string
+	keepAge                                                                                 time.Duration
 	state, socket, group, pool, poolSize, runDir, cgroup, criu, level, format, cpus, memory string
 	zygotes, maxSandboxes                                                                   int
 	lease                                                                                   time.Duration
@@ -61,6 +64,10 @@ prints "ready" and the socket once it answers.`,
 	c.Flags().IntVar(&f.maxSandboxes, "max-sandboxes", 0, "sandboxes that may live at once (default 2000)")
 	c.Flags().DurationVar(&f.lease, "lease", 0, "how long a sandbox lives without a call (default 30m)")
 	c.Flags().Float64Var(&f.audit, "audit", 0, "share of turns, 0 to 1, whose verdict is compared with what really changed")
+	c.Flags().IntVar(&f.keepCount, "keep-states", 0, "saved states that each tree keeps; the oldest go, except on the way to what is pinned or lives (default all)")
+	c.Flags().StringVar(&f.keepBytes, "keep-bytes", "", "what saved states may hold in all, such as 100G (default all)")
+	c.Flags().DurationVar(&f.keepAge, "keep-age", 0, "how long saved states are kept (default for ever)")
+	c.Flags().IntVar(&f.keepDepth, "keep-depth", 0, "how far below the root states are kept (default anywhere)")
 	c.Flags().StringVar(&f.runDir, "run-dir", "", "folder of the sandboxes' control sockets (default: on a tmpfs of the host)")
 	c.Flags().StringVar(&f.cgroup, "cgroup", "", `name of Boxwood's cgroup (default "boxwood")`)
 	c.Flags().StringVar(&f.cpus, "cpus", "", `cores for the daemon and its sandboxes, such as "4-7", to keep them off the trainer's (default all)`)
@@ -94,6 +101,15 @@ func (f serveFlags) options() (o engine.OpenOptions, err error) {
 		return bad("--audit takes a share from 0 to 1, not %g", f.audit)
 	}
 	o.Audit = f.audit
+	o.Retention = engine.Retention{Depth: f.keepDepth, Count: f.keepCount, Age: f.keepAge}
+	if f.keepBytes != "" {
+		if o.Retention.Bytes, err = parseSize(f.keepBytes); err != nil {
+			return bad("--keep-bytes: %v", err)
+		}
+	}
+	if f.keepDepth < 0 || f.keepCount < 0 || f.keepAge < 0 {
+		return bad("--keep-depth, --keep-states and --keep-age can't be negative")
+	}
 	if f.poolSize != "" {
 		if o.PoolBytes, err = parseSize(f.poolSize); err != nil {
 			return bad("--pool-size: %v", err)

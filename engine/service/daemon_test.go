@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -34,6 +35,7 @@ const (
 	rebuildPool = "BOXWOOD_TEST_REBUILD_POOL"
 	smallPool   = "BOXWOOD_TEST_SMALL_POOL"
 	breakAt     = "BOXWOOD_TEST_BREAK_AT" // see failpoint.Parse
+	keepStates  = "BOXWOOD_TEST_KEEP"     // states that each tree keeps
 )
 
 func TestMain(m *testing.M) {
@@ -68,6 +70,13 @@ func runDaemon(dir string) error {
 	o.StateDir, o.Log, o.RebuildPool = dir, log, os.Getenv(rebuildPool) != ""
 	if os.Getenv(smallPool) != "" {
 		o.PoolBytes = 640 << 20
+	}
+	if keep := os.Getenv(keepStates); keep != "" {
+		n, err := strconv.Atoi(keep)
+		if err != nil {
+			return err
+		}
+		o.Retention = engine.Retention{Count: n, Every: 20 * time.Millisecond}
 	}
 	e, err := engine.Open(ctx, o)
 	if err != nil {

@@ -281,7 +281,11 @@ func (s *Service) Prune(ctx context.Context, req *boxwoodv1.PruneRequest) (*boxw
 		answer := func(p engine.Pruned) *boxwoodv1.PruneResponse {
 			return &boxwoodv1.PruneResponse{Nodes: int64(p.Nodes), Checkpoints: int64(p.Checkpoints), FreedBytes: p.FreedBytes}
 		}
-		p, err := s.e.Prune(ctx, ids.Node(req.GetNodeId()), req.GetKeepNode(), req.GetReleaseSandboxes(),
+		prune := s.e.Prune
+		if req.GetStatesOnly() {
+			prune = s.e.PruneStates
+		}
+		p, err := prune(ctx, ids.Node(req.GetNodeId()), req.GetKeepNode(), req.GetReleaseSandboxes(),
 			func(tx *tree.Tx, p engine.Pruned) error { return rec(tx, answer(p)) })
 		if err != nil {
 			return nil, err

@@ -6979,8 +6979,11 @@ type PruneRequest struct {
 	// Release sandboxes that stand in the subtree instead of refusing.
 	ReleaseSandboxes bool   `protobuf:"varint,3,opt,name=release_sandboxes,json=releaseSandboxes,proto3" json:"release_sandboxes,omitempty"`
 	IdempotencyKey   string `protobuf:"bytes,4,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Give up the saved states alone: the nodes stay, withheld, and say how to make
+	// them again.
+	StatesOnly    bool `protobuf:"varint,5,opt,name=states_only,json=statesOnly,proto3" json:"states_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PruneRequest) Reset() {
@@ -7041,11 +7044,19 @@ func (x *PruneRequest) GetIdempotencyKey() string {
 	return ""
 }
 
+func (x *PruneRequest) GetStatesOnly() bool {
+	if x != nil {
+		return x.StatesOnly
+	}
+	return false
+}
+
 type PruneResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Nodes         int64                  `protobuf:"varint,1,opt,name=nodes,proto3" json:"nodes,omitempty"`
-	Checkpoints   int64                  `protobuf:"varint,2,opt,name=checkpoints,proto3" json:"checkpoints,omitempty"`
-	FreedBytes    int64                  `protobuf:"varint,3,opt,name=freed_bytes,json=freedBytes,proto3" json:"freed_bytes,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// That were removed, or lost their states.
+	Nodes         int64 `protobuf:"varint,1,opt,name=nodes,proto3" json:"nodes,omitempty"`
+	Checkpoints   int64 `protobuf:"varint,2,opt,name=checkpoints,proto3" json:"checkpoints,omitempty"`
+	FreedBytes    int64 `protobuf:"varint,3,opt,name=freed_bytes,json=freedBytes,proto3" json:"freed_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -9341,12 +9352,14 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\"F\n" +
 	"\x12GetPayloadResponse\x12\x18\n" +
 	"\apayload\x18\x01 \x01(\fR\apayload\x12\x16\n" +
-	"\x06digest\x18\x02 \x01(\tR\x06digest\"\x9a\x01\n" +
+	"\x06digest\x18\x02 \x01(\tR\x06digest\"\xbb\x01\n" +
 	"\fPruneRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1b\n" +
 	"\tkeep_node\x18\x02 \x01(\bR\bkeepNode\x12+\n" +
 	"\x11release_sandboxes\x18\x03 \x01(\bR\x10releaseSandboxes\x12'\n" +
-	"\x0fidempotency_key\x18\x04 \x01(\tR\x0eidempotencyKey\"h\n" +
+	"\x0fidempotency_key\x18\x04 \x01(\tR\x0eidempotencyKey\x12\x1f\n" +
+	"\vstates_only\x18\x05 \x01(\bR\n" +
+	"statesOnly\"h\n" +
 	"\rPruneResponse\x12\x14\n" +
 	"\x05nodes\x18\x01 \x01(\x03R\x05nodes\x12 \n" +
 	"\vcheckpoints\x18\x02 \x01(\x03R\vcheckpoints\x12\x1f\n" +

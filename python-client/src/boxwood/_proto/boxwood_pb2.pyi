@@ -2964,12 +2964,17 @@ class PruneRequest(google.protobuf.message.Message):
     KEEP_NODE_FIELD_NUMBER: builtins.int
     RELEASE_SANDBOXES_FIELD_NUMBER: builtins.int
     IDEMPOTENCY_KEY_FIELD_NUMBER: builtins.int
+    STATES_ONLY_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     keep_node: builtins.bool
     """Remove only what lies below the node."""
     release_sandboxes: builtins.bool
     """Release sandboxes that stand in the subtree instead of refusing."""
     idempotency_key: builtins.str
+    states_only: builtins.bool
+    """Give up the saved states alone: the nodes stay, withheld, and say how to make
+    them again.
+    """
     def __init__(
         self,
         *,
@@ -2977,8 +2982,9 @@ class PruneRequest(google.protobuf.message.Message):
         keep_node: builtins.bool = ...,
         release_sandboxes: builtins.bool = ...,
         idempotency_key: builtins.str = ...,
+        states_only: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["idempotency_key", b"idempotency_key", "keep_node", b"keep_node", "node_id", b"node_id", "release_sandboxes", b"release_sandboxes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["idempotency_key", b"idempotency_key", "keep_node", b"keep_node", "node_id", b"node_id", "release_sandboxes", b"release_sandboxes", "states_only", b"states_only"]) -> None: ...
 
 global___PruneRequest = PruneRequest
 
@@ -2990,6 +2996,7 @@ class PruneResponse(google.protobuf.message.Message):
     CHECKPOINTS_FIELD_NUMBER: builtins.int
     FREED_BYTES_FIELD_NUMBER: builtins.int
     nodes: builtins.int
+    """That were removed, or lost their states."""
     checkpoints: builtins.int
     freed_bytes: builtins.int
     def __init__(
