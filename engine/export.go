@@ -73,6 +73,7 @@ type exporter struct {
 	held map[string]bool
 
 	nodes       []*tree.Node
+	left        map[ids.Node]bool // whose state isn't carried: dumps of processes
 	checkpoints []*tree.Checkpoint
 	parents     map[ids.Checkpoint]ids.Checkpoint // the one that it came after
 	processes   []*tree.ProcessState
@@ -122,7 +123,7 @@ func (x *exporter) gather(ctx context.Context, what Export) error {
 }
 
 func (x *exporter) collect(v *tree.View) error {
-	x.parents = map[ids.Checkpoint]ids.Checkpoint{}
+	x.parents, x.left = map[ids.Checkpoint]ids.Checkpoint{}, map[ids.Node]bool{}
 	own := map[ids.Node]ids.Checkpoint{} // the nearest on its path
 	known, states := map[ids.Checkpoint]bool{}, map[ids.Process]bool{}
 	for n := range v.Subtree(x.top.ID) {
@@ -135,15 +136,19 @@ func (x *exporter) collect(v *tree.View) error {
 		if n.Checkpoint == "" {
 			continue
 		}
+		k, err := v.Checkpoint(n.Checkpoint)
+		if err != nil {
+			return err
+		}
+		if k.Process == tree.Dump {
+			x.left[n.ID] = true
+			continue
+		}
 		own[n.ID] = n.Checkpoint
 		if known[n.Checkpoint] {
 			continue
 		}
 		known[n.Checkpoint] = true
-		k, err := v.Checkpoint(n.Checkpoint)
-		if err != nil {
-			return err
-		}
 		x.checkpoints, x.parents[k.ID] = append(x.checkpoints, k), own[n.Parent]
 		x.hold(string(k.Snapshot))
 		if k.State != "" && !states[k.State] {
@@ -335,6 +340,10 @@ func (x *exporter) node(n *tree.Node) error {
 	m := archive.NodeMessage(full, nil)
 	if full.ID == x.top.ID {
 		m.ParentId = ""
+	}
+	if x.left[full.ID] { // law 6
+		m.Capture, m.CheckpointId, m.FrozenAt = pb.CaptureStatus_CAPTURE_STATUS_WITHHELD, "", 0
+		m.WithheldReason = "not carried: its processes were saved as a dump, which archives don't hold"
 	}
 	return x.w.Put(archive.Node, &pb.ArchiveNode{Node: m, Timings: archive.TimingsMessage(full.Timings)})
 }
