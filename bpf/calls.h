@@ -448,5 +448,14 @@ static __always_inline void on_fd(struct box *b, struct task_struct *t, struct p
 			lost(b);
 		return;
 	}
-	note(b, GET(f, f_inode), nr, c & C_CONTENT);
+	struct inode *i = GET(f, f_inode);
+	/* an order to the network that was written: without the check for its right there is
+	 * no other witness */
+	if (!have_cap && i && (GET(i, i_mode) & 0170000) == 0140000) {
+		struct socket *s = GET(f, private_data);
+		struct sock *sk = s ? GET(s, sk) : 0;
+		if (!sk || GET(sk, __sk_common.skc_family) == AF_NETLINK)
+			mark_call(b, F_OBJECT, nr);
+	}
+	note(b, i, nr, c & C_CONTENT);
 }

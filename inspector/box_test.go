@@ -328,7 +328,7 @@ func (b *box) try(argv ...string) (string, error) {
 	}
 	w.Close()
 	err = cmd.Wait() // the pipe may stay open: a survivor holds it
-	r.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+	r.SetReadDeadline(time.Now().Add(500 * time.Millisecond))
 	buf := make([]byte, 64<<10)
 	n, _ := r.Read(buf)
 	out.Write(buf[:n])

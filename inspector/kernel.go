@@ -24,6 +24,8 @@ type Options struct {
 	MaxEntries int
 	// blind makes the programs miss a class of events. Only tests set it.
 	blind uint32
+	// without are optional tracepoints that count as absent. Only tests set it.
+	without []string
 }
 
 // Kernel is the Inspector of this host: programs that are loaded once, and one
@@ -108,7 +110,7 @@ func (k *Kernel) load() error {
 		return unsupported("its type information (BTF) can't be read", err)
 	}
 	for _, o := range optional {
-		there := hasTracepoint(kernel, o.tracepoint)
+		there := hasTracepoint(kernel, o.tracepoint) && !slices.Contains(k.opts.without, o.tracepoint)
 		if o.variable != "" {
 			if err := spec.Variables[o.variable].Set(there); err != nil {
 				return fmt.Errorf("setting %s: %w", o.variable, err)

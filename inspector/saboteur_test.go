@@ -99,3 +99,22 @@ func TestTheCallsAloneSeeEveryChange(t *testing.T) {
 		})
 	}
 }
+
+// Older kernels lack some tracepoints. The rules that stand in for them miss nothing,
+// either.
+func TestWithoutTheOptionalTracepoints(t *testing.T) {
+	var all []string
+	for _, o := range optional {
+		all = append(all, o.tracepoint)
+	}
+	k := mustKernel(t, Options{without: all})
+	for _, w := range ways {
+		if slices.Contains([]string{"netlink_set", "netlink_write", "lo_ioctl", "o_direct", "write_", "race_write", "race_close", "sendfile_", "mmap_store", "unlink_write"}, w.name) {
+			t.Run(w.name, func(t *testing.T) {
+				if r := judge(t, k, "/ways", w.name); !shows(r.Verdict, w.verdict) {
+					t.Errorf("verdict %d, want %d: %q", r.Verdict, w.verdict, r.Reasons)
+				}
+			})
+		}
+	}
+}
