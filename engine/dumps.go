@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -127,6 +128,9 @@ func (s *dumpSaving) freeze(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := unfit(was); err != nil {
+		return err
+	}
 	images := filepath.Join(s.dir, imagesDir)
 	if err := os.Mkdir(images, 0o755); err != nil {
 		return err
@@ -150,6 +154,18 @@ func unsavable(o witness.Objects) error {
 		return fault.New(fault.Precondition, "posix_queue", "%d POSIX message queues can't be saved", o.Queues)
 	case o.Keys > 0:
 		return fault.New(fault.Precondition, "keyring", "%d keys in keyrings can't be saved", o.Keys)
+	}
+	return nil
+}
+
+// unfit names what CRIU is known to refuse, in better words than its own.
+func unfit(s *witness.State) error {
+	for _, pid := range slices.Sorted(maps.Keys(s.Processes)) {
+		for _, file := range s.Processes[pid].Files {
+			if strings.HasPrefix(file, "anon_inode:[io_uring]") {
+				return fault.New(fault.Precondition, "io_uring", "process %d holds an io_uring, which can't be saved", pid)
+			}
+		}
 	}
 	return nil
 }

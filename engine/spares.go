@@ -94,6 +94,9 @@ func (s *spares) end() {
 
 // wish asks for spares of a checkpoint of which n children were just made.
 func (s *spares) wish(p point, limits tree.Limits, n int) {
+	if p.state != nil && p.state.Kind == tree.Dump {
+		return // timers of what waits would run on, and its memory is all its own
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	key := shelfKey{p.checkpoint.Snapshot, p.checkpoint.State, limits}

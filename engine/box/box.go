@@ -39,6 +39,8 @@ type box struct {
 	// quiet-1; nothing else puts processes there, so that it is while jobs stays.
 	jobs, quiet atomic.Uint64
 
+	window *os.File // the guard's pipe, from Part to Rejoin
+
 	held bool // restored, and Run is frozen until Resume
 
 	leafMu sync.Mutex

@@ -27,6 +27,9 @@ type Saved struct {
 	Listener uint64 `json:"listener"`
 	// Commands that pid 1 had counted.
 	Commands uint64 `json:"commands"`
+	// Sessions says of each process that is in the group of a session which one that is; both
+	// by their numbers inside.
+	Sessions map[int]int `json:"sessions,omitempty"`
 }
 
 // Part closes all that connects pid 1 with the outside, which is how the processes of a
@@ -36,13 +39,88 @@ func (b *box) Part(ctx context.Context) error {
 	if err := b.use(); err != nil {
 		return err
 	}
-	err := b.part(ctx)
-	if err != nil {
+	var err error
+	if b.window, err = b.h.guard(b.rec.Slot, b.group); err != nil {
+		b.using.Unlock()
+		return fmt.Errorf("guarding a box: %w", err)
+	}
+	if err = b.part(ctx); err != nil {
+		b.endWindow()
 		defer b.using.Unlock()
 		cgroup.Kill(b.group.Dir)
 		return fmt.Errorf("parting with pid 1: %w", b.orGone(err))
 	}
 	return nil
+}
+
+// guard has the nursery thaw a box that this daemon leaves frozen: see init/guard.c. The window
+// is over when a byte is written to what is returned.
+func (h *Host) guard(slot int, g *cgroup.Group) (*os.File, error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	ok := false
+	defer func() {
+		if !ok {
+			w.Close()
+		}
+	}()
+	freeze, err := os.OpenFile(filepath.Join(g.Dir, "cgroup.freeze"), os.O_WRONLY, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer freeze.Close()
+	lock, err := os.Open(h.controlDir(slot))
+	if err != nil {
+		return nil, err
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_SH|unix.LOCK_NB); err != nil {
+		return nil, err
+	}
+	h.spawning.Lock()
+	defer h.spawning.Unlock()
+	n := h.nursery
+	n.wire.SetReadDeadline(time.Now().Add(stepLimit))
+	id, err := n.wire.send(opGuard, nil, int(freeze.Fd()), int(r.Fd()), int(lock.Fd()))
+	if err != nil {
+		return nil, err
+	}
+	if _, err := n.wire.expect(n.buf, id, replyDone, 0); err != nil {
+		return nil, err
+	}
+	ok = true
+	return w, nil
+}
+
+// awaitGuard waits until nobody stands by to thaw a box any more.
+func (h *Host) awaitGuard(ctx context.Context, slot int) error {
+	lock, err := os.Open(h.controlDir(slot))
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	for {
+		if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != unix.EWOULDBLOCK {
+			return err
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for the end of a dump: %w", ctx.Err())
+		}
+	}
+}
+
+func (b *box) endWindow() {
+	if b.window == nil {
+		return
+	}
+	b.window.Write([]byte{1})
+	b.window.Close()
+	b.window = nil
 }
 
 func (b *box) part(ctx context.Context) error {
@@ -72,6 +150,7 @@ func stepDeadline(ctx context.Context) time.Time {
 
 func (b *box) Rejoin(ctx context.Context) error {
 	defer b.using.Unlock()
+	b.endWindow()
 	err := b.rejoin(ctx)
 	if err != nil {
 		cgroup.Kill(b.group.Dir)
@@ -105,7 +184,36 @@ func (b *box) Save(ctx context.Context, by *criu.Program, images string) (Saved,
 	if s.Listener, err = socketInode(link); err != nil {
 		return s, err
 	}
-	return s, by.Dump(ctx, criu.Save{PID: b.rec.PID, Cgroup: b.group.Dir, Images: images, External: criu.BoxMounts()})
+	if s.Sessions, err = b.sessionProcesses(); err != nil {
+		return s, b.orGone(err)
+	}
+	return s, by.Dump(ctx, criu.Save{PID: b.rec.PID, Cgroup: b.group.Dir, Images: images, External: criu.BoxMounts(), Held: b.window})
+}
+
+// sessionProcesses lists the processes of sessions, whose groups are made again with them.
+func (b *box) sessionProcesses() (map[int]int, error) {
+	entries, err := os.ReadDir(b.group.Run)
+	if err != nil {
+		return nil, err
+	}
+	of := map[int]int{}
+	for _, e := range entries {
+		number, ok := strings.CutPrefix(e.Name(), "s")
+		n, err := strconv.Atoi(number)
+		if !ok || err != nil {
+			continue
+		}
+		pids, err := cgroup.Pids(b.sessionLeaf(n))
+		if err != nil {
+			return nil, err
+		}
+		for _, pid := range pids {
+			if p, ok := readProc(pid); ok {
+				of[p.PID] = n
+			}
+		}
+	}
+	return of, nil
 }
 
 // listenerFD is pid 1's descriptor of its socket: LISTENER of init/zygote.c.
@@ -171,7 +279,7 @@ func (z *zygote) revive(ctx context.Context, root Root, id Identity, s Saved, by
 	z.pid, err = by.Restore(ctx, criu.Load{
 		Images: s.Images, Root: mount, Control: z.h.controlDir(z.slot), Cgroup: z.group.Dir, Tasks: tasks,
 		IDBase: uint32(idBase(z.slot)), Hostname: id.Hostname, Socket: socket, SocketInode: s.Listener,
-		Stopped: z.settle,
+		Stopped: func(root, program int) error { return z.settle(root, program, s.Sessions) },
 	})
 	if err != nil {
 		return nil, err
@@ -185,6 +293,9 @@ func (z *zygote) revive(ctx context.Context, root Root, id Identity, s Saved, by
 	b := newUnstarted(z, record{Slot: z.slot, PID: z.pid, Start: z.start, Generation: id.Generation, Seed: id.Seed, Before: s.Commands})
 	b.held = true
 	if err := b.rejoin(ctx); err != nil {
+		return nil, err
+	}
+	if err := b.findSessions(ctx); err != nil {
 		return nil, err
 	}
 	if err := b.listenInside(ctx); err != nil {
@@ -289,7 +400,7 @@ func listen(dir string) (*os.File, error) {
 
 // settle moves all restored processes but pid 1 to where a turn's are, and keeps them from running
 // when CRIU lets go of them.
-func (z *zygote) settle(root, program int) error {
+func (z *zygote) settle(root, program int, sessions map[int]int) error {
 	fd, err := unix.PidfdOpen(root, 0)
 	if err != nil {
 		return err
@@ -310,7 +421,16 @@ func (z *zygote) settle(root, program int) error {
 		if ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", pid)); err != nil || ns != inside {
 			continue // CRIU's own
 		}
-		if err := cgroup.Move(z.group.Run, pid); err != nil {
+		dir := z.group.Run
+		if len(sessions) > 0 {
+			if p, ok := readProc(pid); ok && sessions[p.PID] > 0 {
+				dir = fmt.Sprintf("%s/s%d", z.group.Run, sessions[p.PID])
+				if err := cgroup.MakeLeaf(dir, idBase(z.slot)); err != nil && !errors.Is(err, os.ErrExist) {
+					return err
+				}
+			}
+		}
+		if err := cgroup.Move(dir, pid); err != nil {
 			return err
 		}
 	}

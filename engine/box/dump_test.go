@@ -2,7 +2,9 @@ package box
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"os/exec"
 	"strings"
 	"testing"
@@ -113,5 +115,53 @@ func TestDumpAndRestore(t *testing.T) {
 	}
 	if n := restored.Commands(); n != 1 {
 		t.Errorf("the child counts %d commands, not 1", n)
+	}
+}
+
+// A daemon is killed while a box is frozen. Nobody takes over, and the box goes on all
+// the same; the next daemon finds it as it was.
+func TestAFrozenBoxOutlivesItsDaemon(t *testing.T) {
+	h := openHost(t) // for its clean-up
+	root := newRoot(t)
+	t.Setenv("BOXWOOD_TEST_WINDOW", "1")
+	cmd, rec := startDaemon(t, h.cfg.RunDir, h.cfg.CgroupRoot+"x", root)
+	t.Cleanup(func() { removeGroups(t, h.cfg.RunDir, h.cfg.CgroupRoot+"x") })
+	var r record
+	if err := json.Unmarshal(rec, &r); err != nil {
+		t.Fatal(err)
+	}
+	groups, err := cgroup.OpenRoot(h.cfg.CgroupRoot + "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := groups.Leftover(fmt.Sprint(r.Slot)).Dir
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	if err := cgroup.Await(ctx, dir, "frozen", 1); err != nil {
+		t.Fatal(err)
+	}
+	cmd.Process.Kill()
+	cmd.Wait()
+	if err := cgroup.Await(ctx, dir, "frozen", 0); err != nil {
+		t.Fatalf("nobody thaws the box: %v", err)
+	}
+	h2, err := Open(Config{RunDir: h.cfg.RunDir, CgroupRoot: h.cfg.CgroupRoot + "x"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h2.Close()
+	b, err := h2.Adopt(ctx, rec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mustKill(t, b)
+	if procs, err := b.Survivors(); err != nil || len(procs) != 1 {
+		t.Errorf("survivors: %+v, %v", procs, err)
+	}
+	if got := must(t, b, "hostname"); got != "oak" {
+		t.Errorf("got %q", got)
+	}
+	if _, err := h2.Sweep(ctx); err != nil {
+		t.Error(err)
 	}
 }

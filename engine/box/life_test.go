@@ -180,6 +180,16 @@ func daemonMain() int {
 		fmt.Println("error", err)
 		return 1
 	}
+	if os.Getenv("BOXWOOD_TEST_WINDOW") != "" {
+		if err := errors.Join(b.Part(ctx), b.Freeze(ctx)); err != nil {
+			fmt.Println("error", err)
+			return 1
+		}
+		os.MkdirAll(filepath.Join(f[3], "tmp"), 0o755)
+		os.WriteFile(filepath.Join(f[3], "tmp/running"), nil, 0o600)
+		fmt.Println(base64.StdEncoding.EncodeToString(b.Record()))
+		select {}
+	}
 	fmt.Println(base64.StdEncoding.EncodeToString(b.Record()))
 	b.Exec(ctx, Command{Argv: []string{"/bin/bash", "-c", "/bin/setsid /bin/sleep 1002 & >/tmp/running; while :; do echo noise; done"}})
 	return 0

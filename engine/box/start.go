@@ -172,6 +172,9 @@ func (z *zygote) reconnect(ctx context.Context, r record) (_ *box, err error) {
 			z.release()
 		}
 	}()
+	if err := z.h.awaitGuard(ctx, z.slot); err != nil {
+		return nil, err
+	}
 	// A box that was left frozen couldn't answer, and one that was restored hadn't been let go.
 	if err := errors.Join(cgroup.Thaw(z.group.Dir), cgroup.Thaw(z.group.Run)); err != nil {
 		return nil, err

@@ -30,6 +30,7 @@ const (
 	opSessions
 	opPart
 	opListen
+	opGuard
 )
 
 type kind uint16

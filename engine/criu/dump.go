@@ -23,6 +23,8 @@ type Save struct {
 	Images string
 	// External are mount points of the tree that are handed in from outside.
 	External []External
+	// Held is a descriptor that CRIU holds for as long as it lives; nil: none.
+	Held *os.File
 }
 
 // External is one mount that is no part of a dump: a key, and where it is in the
@@ -44,8 +46,12 @@ func (p *Program) Dump(ctx context.Context, s Save) error {
 	for _, e := range s.External {
 		o.External = append(o.External, fmt.Sprintf("mnt[%s]:%s", e.At, e.Key))
 	}
+	var held []*os.File
+	if s.Held != nil {
+		held = []*os.File{s.Held}
+	}
 	_, err = p.call(ctx, job{
-		doing: "saving processes", logs: s.Images,
+		doing: "saving processes", logs: s.Images, files: held,
 		req: &rpc.CriuReq{Type: rpc.CriuReqType_DUMP.Enum(), Opts: o},
 	})
 	if err != nil {

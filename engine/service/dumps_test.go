@@ -1,8 +1,18 @@
 package service
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
 	"testing"
+	"time"
 
+	"github.com/boxwood-rl/boxwood/engine"
 	"github.com/boxwood-rl/boxwood/internal/testenv"
 	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 )
@@ -77,6 +87,194 @@ func TestAnIdleServerIsNoChange(t *testing.T) {
 			if got := d.captured(t, n.GetId())[0]; got.GetCapture() == boxwoodv1.CaptureStatus_CAPTURE_STATUS_WITHHELD {
 				t.Errorf("%s: %s", c.shell, got.GetWithheldReason())
 			}
+		}
+	}
+}
+
+// What CRIU can't save, or would lose without a word, withholds the node and says why; the
+// sandbox goes on unharmed.
+func TestWhatCannotBeDumpedIsWithheld(t *testing.T) {
+	testenv.Require(t, testenv.CRIU)
+	d := running(t)
+	for _, c := range []struct{ name, start, reason string }{
+		{"POSIX queue", `import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.mq_open(b"/q", 0o102, 0o600, None) >= 0, ctypes.get_errno()`, "POSIX message queue"},
+		{"half-open connection", `import socket
+listener = socket.create_server(("127.0.0.1", 4000), backlog=0)
+waiting = []
+for _ in range(6):
+    s = socket.socket()
+    s.setblocking(False)
+    s.connect_ex(("127.0.0.1", 4000))
+    waiting.append(s)`, "CRIU"},
+		{"io_uring", `import ctypes
+ring = ctypes.CDLL(None, use_errno=True).syscall(425, 4, ctypes.create_string_buffer(120))
+assert ring >= 0, ctypes.get_errno()`, "io_uring"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := payload{name: c.name, needs: "/usr/bin/python3", step: askStep, start: `cat >/p/odd.py <<'END'
+from lib import serve
+` + c.start + `
+n = 0
+def step():
+    global n
+    n += 1
+    return n
+serve(step)
+END
+PYTHONDONTWRITEBYTECODE=1 python3 -u /p/odd.py >/tmp/log 2>&1 </dev/null & ` + waitReady}
+			sb := d.newPayload(t, p)
+			n := d.run(t, sb.GetId(), p.start).GetNode()
+			if o := n.GetObservation(); o.GetExitCode() != 0 {
+				t.Fatalf("%s%s", o.GetStdout(), o.GetStderr())
+			}
+			n = d.captured(t, n.GetId())[0]
+			if n.GetCapture() != boxwoodv1.CaptureStatus_CAPTURE_STATUS_WITHHELD || !strings.Contains(n.GetWithheldReason(), c.reason) {
+				t.Fatalf("%v: %q", n.GetCapture(), n.GetWithheldReason())
+			}
+			t.Log(n.GetWithheldReason())
+			d.stepTo(t, sb, p, 1)
+			d.captured(t, d.stepTo(t, sb, p, 2))
+			d.stepTo(t, sb, p, 3)
+		})
+	}
+}
+
+// criuOf finds the CRIU that the daemon runs.
+func (d *daemon) criuOf() int {
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", d.cmd.Process.Pid))
+	for _, file := range tasks {
+		text, _ := os.ReadFile(file)
+		for _, pid := range strings.Fields(string(text)) {
+			if comm, _ := os.ReadFile("/proc/" + pid + "/comm"); strings.HasPrefix(string(comm), "criu") {
+				n, _ := strconv.Atoi(pid)
+				return n
+			}
+		}
+	}
+	return 0
+}
+
+// CRIU is killed at any instant of its work. Then either the sandbox goes on as if nothing
+// had happened, or it is gone; and the node is withheld unless its dump was complete.
+func TestKilledCRIU(t *testing.T) {
+	testenv.Require(t, testenv.CRIU)
+	d := running(t)
+	p := python("memory")
+	unharmed, lost := 0, 0
+	for i := range 8 {
+		sb := d.newPayload(t, p)
+		d.saved(t, d.run(t, sb.GetId(), p.start).GetNode().GetId())
+		node := d.stepTo(t, sb, p, 1)
+		until := time.Now().Add(20 * time.Second)
+		for criu := 0; ; {
+			if criu = d.criuOf(); criu > 0 {
+				time.Sleep(time.Duration(i) * 12 * time.Millisecond) // where it is hit is the case, not a wait
+				_ = syscall.Kill(criu, syscall.SIGKILL)
+				break
+			}
+			if n := d.captured1(t, node); n.GetCapture() != boxwoodv1.CaptureStatus_CAPTURE_STATUS_RECORDED || time.Now().After(until) {
+				break
+			}
+		}
+		n := d.captured(t, node)[0]
+		r, err := d.tryRun(t, &boxwoodv1.RunTurnRequest{SandboxId: sb.GetId(), Command: &boxwoodv1.Command{Shell: []byte(p.step)}})
+		switch {
+		case err == nil && strings.TrimSpace(string(r.GetNode().GetObservation().GetStdout())) == "2":
+			unharmed++
+		case err != nil && (reason(err) == "sandbox_gone" || reason(err) == "box_gone"):
+			lost++
+		case err == nil && r.GetNode().GetTurnStatus() == boxwoodv1.TurnStatus_TURN_STATUS_LOST:
+			lost++
+		default:
+			t.Fatalf("kill %d: neither unharmed nor lost: %v, %v %q", i, err, r.GetNode().GetObservation(), n.GetWithheldReason())
+		}
+		if n.GetCapture() != boxwoodv1.CaptureStatus_CAPTURE_STATUS_WITHHELD {
+			c := d.fork(t, node, 1)[0] // the kill came late
+			d.stepTo(t, c, p, 2)
+			free(t, d, c)
+		}
+	}
+	t.Logf("%d unharmed, %d lost", unharmed, lost)
+}
+
+func (d *daemon) captured1(t testing.TB, node string) *boxwoodv1.Node {
+	t.Helper()
+	n, err := d.client.GetNode(ctx(t), &boxwoodv1.GetNodeRequest{NodeId: node})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// The daemon is killed while CRIU works on a sandbox. The sandbox goes on, the next daemon
+// finds it, and what was captured before can be forked, though it lay in memory.
+func TestDaemonKilledInTheWindow(t *testing.T) {
+	testenv.Require(t, testenv.CRIU)
+	p := python("memory")
+	dir := stateDir(t)
+	d := startDaemon(t, dir)
+	payloadImage = sync.Once{} // another daemon's
+	defer func() { payloadImage = sync.Once{} }()
+	sb := d.newPayload(t, p)
+	d.saved(t, d.run(t, sb.GetId(), p.start).GetNode().GetId())
+	one := d.saved(t, d.stepTo(t, sb, p, 1))
+	two := d.stepTo(t, sb, p, 2)
+	for until := time.Now().Add(20 * time.Second); d.criuOf() == 0 && time.Now().Before(until); {
+		runtime.Gosched()
+	}
+	d.kill()
+	d = startDaemon(t, dir)
+	list := d.sandboxes(t, "")
+	if len(list) != 1 || list[0].GetId() != sb.GetId() {
+		t.Fatalf("adopted: %v", list)
+	}
+	d.stepTo(t, sb, p, 3)
+	c := d.fork(t, one, 1)[0]
+	d.stepTo(t, c, p, 2)
+	if n := d.captured(t, two)[0]; n.GetCapture() == boxwoodv1.CaptureStatus_CAPTURE_STATUS_WITHHELD {
+		t.Logf("the node of the cut-off capture: %s", n.GetWithheldReason())
+	} else {
+		d.stepTo(t, d.fork(t, two, 1)[0], p, 3)
+	}
+}
+
+// One bit of a dump differs from what was saved: nothing is restored from it, wherever
+// it is.
+func TestAFlippedByteOfADumpIsRefused(t *testing.T) {
+	testenv.Require(t, testenv.CRIU)
+	d := running(t)
+	_, sb := d.newTree(t)
+	n := d.run(t, sb.GetId(), `x=secret; (while :; do read -t 1000 -u 9; done) 9<>/dev/null >/dev/null 2>&1 & sleep 1000 >/dev/null 2>&1 & true`).GetNode()
+	d.saved(t, n.GetId())
+	flipped := 0
+	for _, place := range []string{engine.FindRunDir(d.dir) + "/dumps", d.dir + "/processes"} {
+		files, err := filepath.Glob(place + "/ps_*/images/pages-*.img")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range files {
+			b, err := os.ReadFile(path)
+			if err != nil || len(b) == 0 {
+				continue // dropped meanwhile
+			}
+			b[len(b)/2] ^= 1
+			if err := os.Chmod(path, 0o600); err == nil {
+				err = os.WriteFile(path, b, 0o600)
+			}
+			if err == nil {
+				flipped++
+			}
+		}
+	}
+	if flipped == 0 {
+		t.Fatal("no dump was found")
+	}
+	for _, r := range d.tryFork(t, &boxwoodv1.ForkRequest{Wants: []*boxwoodv1.ForkRequest_Want{
+		{From: &boxwoodv1.ForkRequest_Want_NodeId{NodeId: n.GetId()}, Count: 1}}}) {
+		if r.GetError().GetReason() != "process_state_lost" {
+			t.Errorf("a child was made of a changed dump: %v", r)
 		}
 	}
 }

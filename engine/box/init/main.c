@@ -9,7 +9,8 @@
 // kernel count their memory to the host's user namespace: nobody inside can trace
 // them or read their /proc folder, whatever capabilities he gains.
 //
-// It ends when the daemon does; attached boxes live on without it.
+// It ends when the daemon does, or when it has thawed what that left frozen; attached
+// boxes live on without it.
 #include "wire.h"
 
 #include <linux/mount.h>
@@ -199,14 +200,23 @@ int main(int argc, char **argv)
 	for (;;) {
 		static char buf[sizeof(struct head) + 256];
 		int fds[FDS_MAX], nfds;
+		wait_guarded(DAEMON);
 		int n = receive(DAEMON, buf, sizeof buf, fds, &nfds, 0);
-		if (n <= 0)
+		if (n <= 0) {
+			wait_guarded(-1);
 			return 0;
+		}
 		struct head h;
 		if (n >= (int)sizeof h) {
 			memcpy(&h, buf, sizeof h);
 			if (h.op == OP_SPAWN)
 				spawn(h.id, buf + sizeof h, n - sizeof h, fds, nfds);
+			if (h.op == OP_GUARD && nfds == 3 && guard(fds)) {
+				nfds = 0; // they are the guard's
+				reply(DAEMON, h.id, R_DONE, NULL, 0, NULL, 0);
+			} else if (h.op == OP_GUARD) {
+				reply_error(DAEMON, h.id, "too many boxes are guarded");
+			}
 		}
 		for (int i = 0; i < nfds; i++)
 			close(fds[i]);

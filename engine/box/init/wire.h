@@ -42,6 +42,7 @@ enum op {
 	OP_SIGNAL = 11,  // u32 number, u32 signal: for what runs in its foreground
 	OP_SESSIONS = 12,
 	OP_PART = 13,   // let go of all that is outside: the leaf, and after R_DONE the connection
+	OP_GUARD = 15,  // nursery: see guard.c; fds: cgroup.freeze, pipe, lock
 	OP_LISTEN = 14, // fd: the socket to listen on from now on
 };
 enum { MORE = 1 };
@@ -117,6 +118,10 @@ int reply(int sock, uint32_t id, enum kind kind, const void *body, size_t n, con
 int reply_error(int sock, uint32_t id, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 uint64_t now_us(void);
 bool split(char *strings, size_t n, struct command *c, char **vector, uint32_t argc, uint32_t envc);
+
+// guard.c
+bool guard(const int *fds);
+void wait_guarded(int daemon);
 
 // zygote.c
 void stage(uint32_t slot); // comes back only if it failed
