@@ -2,17 +2,17 @@
 # run.sh NAME: measures a claim beside its baseline on a daemon of its own and
 # prints JSON lines {"bench","metric","value","unit","n","conditions"} on standard
 # output, everything else on standard error. LONG=1 is the thorough form.
-# Names: fork, turn, client, inspector, tree. Needs root. A plot goes to benchmarks/out/ where matplotlib is.
+# Names: fork, turn, client, capture, inspector, tree. Needs root. A plot goes to benchmarks/out/ where matplotlib is.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/.." && pwd)
 name=${1:-}
 case $name in
-fork | turn | client) ;;
+fork | turn | client | capture) ;;
 inspector) exec "$here/inspector.sh" ;; # it needs no daemon
 tree) exec "$here/tree.sh" ;;           # nor does this
 *)
-  echo "usage: run.sh fork|turn|client|inspector|tree" >&2
+  echo "usage: run.sh fork|turn|client|capture|inspector|tree" >&2
   exit 2
   ;;
 esac
@@ -57,7 +57,7 @@ go=$(command -v go || echo /usr/local/go/bin/go)
 # reads more, and it is there in no time.
 mkdir -p "$scratch/root"/{bin,etc,tmp,usr/bin}
 echo root:x:0:0::/:/bin/sh >"$scratch/root/etc/passwd"
-for program in /bin/true /bin/touch /bin/sh; do
+for program in /bin/true /bin/touch /bin/sh /bin/bash; do
   cp -L "$program" "$scratch/root/bin/"
   ldd "$program" | grep -o '/[^ ]*' | while read -r lib; do
     mkdir -p "$scratch/root$(dirname "$lib")"
@@ -85,6 +85,7 @@ fork)
   "$scratch/forkbench" -image bench:1 -spawn "$scratch/spawn" ${LONG:+-long}
   "$python" "$here/fork_first_true.py" --image bench:1 ${LONG:+--long}
   ;;
+capture) "$scratch/forkbench" -image bench:1 -spawn "$scratch/spawn" -captures ${LONG:+-long} ;;
 turn) "$python" "$here/turn.py" --image bench:1 --spawn "$scratch/spawn" ${LONG:+--long} ;;
 client) "$python" "$here/client.py" --image bench:1 ${LONG:+--long} ;;
 esac | tee "$scratch/lines"

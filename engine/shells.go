@@ -307,11 +307,19 @@ func (k shellsKeeper) prepare(ctx context.Context, b *body) (saving, error) {
 	if s.content == nil {
 		return nil, fault.New(fault.Precondition, "shell_undescribed", "%s", b.shells.why)
 	}
-	for _, session := range list {
-		if f, err := b.box.Idle(session.Name); err != nil {
+	for name, saved := range readShells(s.content) {
+		d, err := shell.Read(saved.Description)
+		if err != nil {
 			return nil, err
-		} else if f.Busy != "" {
-			return nil, errBusyShell(session.Name, f.Busy)
+		}
+		f, err := b.box.Idle(name)
+		switch {
+		case err != nil:
+			return nil, err
+		case f.Busy != "":
+			return nil, errBusyShell(name, f.Busy)
+		case !bytes.Equal(f.Text, d.Kernel):
+			return nil, fault.New(fault.Precondition, "shell_moved", "session %s changed between its turn and its capture", name)
 		}
 	}
 	return s, s.alone()
@@ -338,30 +346,15 @@ func (s *shellsSaving) alone() error {
 	return nil
 }
 
-// freeze holds each session against its description, as far as that can be done from outside. It
-// waited at its channel when prepare saw it; nobody has told it anything since; it has no child, no
-// timer and no signal that could have woken it; and nobody else is there to send one.
+// freeze looks for what could have woken a session since prepare, which saw each wait at its channel
+// as it was described: nobody has told it anything since, it had no child and no timer, and nobody
+// else is there to send it a signal.
 func (s *shellsSaving) freeze(context.Context) error {
-	if err := s.alone(); err != nil {
-		return fault.New(fault.Precondition, "survivors", "processes appeared or ended between the turn and its capture")
+	why, err := s.b.box.Resting()
+	if err == nil && why != "" {
+		err = fault.New(fault.Precondition, "shell_moved", "sessions changed between the turn and its capture: %s", why)
 	}
-	for name, saved := range readShells(s.content) {
-		facts, err := s.b.box.Facts(name)
-		if err != nil {
-			return err
-		}
-		d, err := shell.Read(saved.Description)
-		if err != nil {
-			return err
-		}
-		if facts.Busy != "" {
-			return errBusyShell(name, facts.Busy)
-		}
-		if !bytes.Equal(facts.Text, d.Kernel) {
-			return fault.New(fault.Precondition, "shell_moved", "session %s changed between its turn and its capture", name)
-		}
-	}
-	return nil
+	return err
 }
 
 // finish keeps the text, after a shell in a spare zygote has read it and said the same

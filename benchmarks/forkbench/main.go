@@ -1,5 +1,5 @@
-// Command forkbench measures forks of kind empty against a spawn of /bin/true,
-// interleaved, through the service as a client sees it. benchmarks/run.sh runs it.
+// Command forkbench measures forks of kinds empty and shells against a spawn of /bin/true,
+// interleaved, or captures, through the service as a client sees it. benchmarks/run.sh runs it.
 package main
 
 import (
@@ -32,6 +32,7 @@ import (
 func main() {
 	image := flag.String("image", "", "image with /bin/true and /bin/touch")
 	spawn := flag.String("spawn", "", "the baseline's program")
+	captures := flag.Bool("captures", false, "measure captures instead of forks")
 	long := flag.Bool("long", false, "the thorough form")
 	flag.Parse()
 	log.SetFlags(0)
@@ -40,7 +41,12 @@ func main() {
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20)))
 	must(err)
 	defer conn.Close()
-	b := &bench{client: pb.NewBoxwoodClient(conn), image: *image, spawn: startSpawner(*spawn), long: *long}
+	b := &bench{client: pb.NewBoxwoodClient(conn), image: *image, spawn: startSpawner(*spawn), long: *long, name: "fork"}
+	if *captures {
+		b.name = "capture"
+		b.captures(context.Background())
+		return
+	}
 	b.run(context.Background())
 }
 
@@ -49,6 +55,7 @@ type bench struct {
 	image      string
 	spawn      *spawner
 	long       bool
+	name       string
 	conditions string
 }
 
@@ -99,6 +106,7 @@ func (b *bench) run(ctx context.Context) {
 	}
 	b.emit("empty.n64_total_ms", quantile(whole, .5), "ms", len(whole), "one request for 64 children, median until the last is ready")
 
+	b.shells(ctx, info.ZygotesReady)
 	b.sustained(ctx, node, info.ZygotesReady)
 	grown := b.grow(ctx, node, 2000)
 	b.settle(ctx, info.ZygotesReady)
@@ -118,7 +126,7 @@ func same(node string) func(int) string { return func(int) string { return node 
 // interleaved measures a fork and a spawn in turn; node says which node is forked.
 func (b *bench) interleaved(ctx context.Context, node func(int) string, n int, zygotes int64) (ready, spawns []float64) {
 	for i := range n + 3 {
-		wall, _ := b.spawn.run(1)
+		wall, _ := b.spawn.run("all", 1)
 		start := time.Now()
 		child := b.fork(ctx, node(i), 1)
 		took := ms(time.Since(start))
@@ -138,7 +146,7 @@ func (b *bench) sustained(ctx context.Context, node string, zygotes int64) {
 	// Before and after: neighbours' load is in all three figures.
 	spawns := func() float64 {
 		from := cpuBusy()
-		b.spawn.run(baseline)
+		b.spawn.run("all", baseline)
 		return float64(cpuBusy()-from) / baseline
 	}
 	perSpawn := spawns()
@@ -214,6 +222,15 @@ func (b *bench) turn(ctx context.Context, sandbox string, argv ...string) *pb.No
 	for _, a := range argv {
 		command.Argv = append(command.Argv, []byte(a))
 	}
+	return b.command(ctx, sandbox, command)
+}
+
+// say runs text in the session "main".
+func (b *bench) say(ctx context.Context, sandbox, text string) *pb.Node {
+	return b.command(ctx, sandbox, &pb.Command{Session: "main", Shell: []byte(text)})
+}
+
+func (b *bench) command(ctx context.Context, sandbox string, command *pb.Command) *pb.Node {
 	events, err := b.client.RunTurn(ctx, &pb.RunTurnRequest{SandboxId: sandbox, Command: command})
 	must(err)
 	for {
@@ -221,7 +238,7 @@ func (b *bench) turn(ctx context.Context, sandbox string, argv ...string) *pb.No
 		must(err)
 		if r := ev.GetResult(); r != nil {
 			if code := r.Node.GetObservation().GetExitCode(); code != 0 {
-				log.Fatalf("%v ended with %d: %s", argv, code, r.Node.Observation.Stderr)
+				log.Fatalf("%v ended with %d: %s", command, code, r.Node.Observation.Stderr)
 			}
 			return r.Node
 		}
@@ -284,7 +301,7 @@ func (b *bench) emit(metric string, value float64, unit string, n int, how strin
 		Unit       string  `json:"unit"`
 		N          int     `json:"n"`
 		Conditions string  `json:"conditions"`
-	}{"fork", metric, value, unit, n, conditions}))
+	}{b.name, metric, value, unit, n, conditions}))
 }
 
 // spawner is the baseline's program as a co-process.
@@ -304,9 +321,10 @@ func startSpawner(path string) *spawner {
 	return &spawner{in, bufio.NewReader(out)}
 }
 
-// run makes n spawns and gives their wall and CPU time.
-func (s *spawner) run(n int) (wall, cpu time.Duration) {
-	_, err := fmt.Fprintf(s.in, "all %d\n", n)
+// run makes n spawns ("all": of /bin/true, "shell": of a bash that runs nothing) and gives their
+// wall and CPU time.
+func (s *spawner) run(what string, n int) (wall, cpu time.Duration) {
+	_, err := fmt.Fprintf(s.in, "%s %d\n", what, n)
 	must(err)
 	line, err := s.out.ReadString('\n')
 	must(err)

@@ -117,6 +117,15 @@ func (f *fake) GetNode(_ context.Context, r *pb.GetNodeRequest) (*pb.Node, error
 		PayloadDigest: "abc", PayloadBytes: 2048, StartedAt: 1_767_323_045_000_000_000, EndedAt: 1_767_323_045_250_000_000, SandboxId: sandboxID}, nil
 }
 
+func (f *fake) ListSessions(context.Context, *pb.ListSessionsRequest) (*pb.ListSessionsResponse, error) {
+	return &pb.ListSessionsResponse{Sessions: []*pb.Session{{Name: "main"}}}, nil
+}
+
+func (f *fake) OpenSession(_ context.Context, r *pb.OpenSessionRequest) (*pb.OpenSessionResponse, error) {
+	f.saw(r)
+	return &pb.OpenSessionResponse{Result: &pb.TurnResult{Node: &pb.Node{Id: nodeID}}}, nil
+}
+
 func (f *fake) ListImages(context.Context, *pb.ListImagesRequest) (*pb.ListImagesResponse, error) {
 	return &pb.ListImagesResponse{Images: []*pb.Image{
 		{Digest: "sha256:" + strings.Repeat("ab", 32), Names: []string{"task:1", "日本:2"}, Layers: []string{"a", "b"}, Bytes: 206_800_000},
@@ -231,6 +240,8 @@ func TestRunAndExec(t *testing.T) {
 	}{
 		{"output and status 0", []string{"exec", sandboxID, "--", "echo", "a", "-n"}, "a -n\n", "", 0},
 		{"a line for bash", []string{"exec", sandboxID, "-c", "echo b"}, "b\n", "", 0},
+		{"a line for a session", []string{"exec", sandboxID, "--session", "main", "-c", "echo b"}, "b\n", "", 0},
+		{"a line for a new session", []string{"exec", sandboxID, "--session", "new", "-c", "echo b"}, "b\n", "", 0},
 		{"the command's own status", []string{"exec", sandboxID, "--", "exit", "7"}, "", "", 7},
 		{"a status like boxwood's own", []string{"exec", sandboxID, "--", "exit", "125"}, "", "", 125},
 		{"signal", []string{"exec", sandboxID, "--", "signal"}, "", "", 137},

@@ -133,6 +133,14 @@ func ended(n *pb.Node) string {
 }
 
 func captureLine(n *pb.Node) string {
+	line := checkpointLine(n)
+	if k := n.ProcessKind; k == pb.ProcessKind_PROCESS_KIND_SHELLS || k == pb.ProcessKind_PROCESS_KIND_DUMP {
+		line += ", with processes as " + strings.ToLower(strings.TrimPrefix(k.String(), "PROCESS_KIND_"))
+	}
+	return line
+}
+
+func checkpointLine(n *pb.Node) string {
 	state := strings.ToLower(strings.TrimPrefix(n.Capture.String(), "CAPTURE_STATUS_"))
 	switch {
 	case n.Capture == pb.CaptureStatus_CAPTURE_STATUS_WITHHELD:

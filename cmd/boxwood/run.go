@@ -22,6 +22,7 @@ const maxStdin = 4 << 20
 // commandFlags are how a turn is described, for run and exec.
 type commandFlags struct {
 	shell, cwd, user string
+	session          string
 	env, labels      map[string]string
 	timeout          time.Duration
 	stdin            bool
@@ -30,6 +31,7 @@ type commandFlags struct {
 
 func (f *commandFlags) add(c *cobra.Command) {
 	c.Flags().StringVarP(&f.shell, "command", "c", "", "a line for `bash -lc`, instead of arguments")
+	c.Flags().StringVar(&f.session, "session", "", "run the line of -c in this shell, which lives on between turns and in forks; it is opened if it isn't there")
 	c.Flags().StringVar(&f.cwd, "cwd", "", "working folder")
 	c.Flags().StringVar(&f.user, "user", "", `user: a name, "uid" or "uid:gid"`)
 	c.Flags().StringToStringVarP(&f.env, "env", "e", nil, "environment, NAME=VALUE")
@@ -42,7 +44,7 @@ func (f *commandFlags) add(c *cobra.Command) {
 func (f *commandFlags) request(a *app, c *cobra.Command, sandbox string, args []string) (*pb.RunTurnRequest, error) {
 	r := &pb.RunTurnRequest{
 		SandboxId: sandbox,
-		Command:   &pb.Command{Shell: []byte(f.shell), Cwd: f.cwd, User: f.user, Env: f.env, DeadlineNs: int64(f.timeout)},
+		Command:   &pb.Command{Shell: []byte(f.shell), Cwd: f.cwd, User: f.user, Env: f.env, DeadlineNs: int64(f.timeout), Session: f.session},
 		Node:      &pb.NodeInput{Labels: f.labels},
 	}
 	if f.captured {
@@ -53,6 +55,9 @@ func (f *commandFlags) request(a *app, c *cobra.Command, sandbox string, args []
 	}
 	if (f.shell == "") == (len(args) == 0) {
 		return nil, usage(c, errors.New("name the command after --, or a line for bash with -c"))
+	}
+	if f.session != "" && f.shell == "" {
+		return nil, usage(c, errors.New("a session takes a line with -c"))
 	}
 	if f.stdin {
 		data, err := io.ReadAll(io.LimitReader(a.in, maxStdin+1))
@@ -134,6 +139,7 @@ func (a *app) execCommand() *cobra.Command {
 node. Output beyond the sandbox's limit is cut in the node, not here.`,
 		Example: `  boxwood exec sb_01j... -- ls -la
   boxwood exec sb_01j... -c 'cd /work && make test' --timeout 5m
+  boxwood exec sb_01j... --session main -c 'cd /work; x=5'
   boxwood exec sb_01j... -i -- tee /work/notes < notes`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -158,6 +164,11 @@ func (a *app) turn(ctx context.Context, client pb.BoxwoodClient, r *pb.RunTurnRe
 	if a.json {
 		out, errOut = io.Discard, io.Discard
 	}
+	if name := r.Command.GetSession(); name != "" {
+		if err := a.ensureSession(ctx, client, r.SandboxId, name); err != nil {
+			return err
+		}
+	}
 	result, err := runTurn(ctx, client, r, out, errOut)
 	if err != nil {
 		return err
@@ -169,6 +180,25 @@ func (a *app) turn(ctx context.Context, client pb.BoxwoodClient, r *pb.RunTurnRe
 	}
 	a.note("%s", turnLine(result))
 	return turnStatus(result)
+}
+
+// ensureSession opens a session that isn't there, which is a turn of its own.
+func (a *app) ensureSession(ctx context.Context, client pb.BoxwoodClient, sandbox, name string) error {
+	list, err := client.ListSessions(ctx, &pb.ListSessionsRequest{SandboxId: sandbox})
+	if err != nil {
+		return err
+	}
+	for _, s := range list.Sessions {
+		if s.Name == name {
+			return nil
+		}
+	}
+	made, err := client.OpenSession(ctx, &pb.OpenSessionRequest{SandboxId: sandbox, Name: name})
+	if err != nil {
+		return err
+	}
+	a.note("opened session %s: node %s", name, made.GetResult().GetNode().GetId())
+	return nil
 }
 
 // runTurn gives the turn's result; output goes to the writers as it comes.
@@ -215,6 +245,9 @@ func turnLine(r *pb.TurnResult) string {
 	line += ", " + millis(r.Timings.GetTotalNs())
 	if wait := r.Timings.GetCaptureWaitNs(); wait > 0 {
 		line += fmt.Sprintf(" of which %s waiting for the capture before", millis(wait))
+	}
+	if r.SessionEnded {
+		line += "; the session is gone"
 	}
 	if r.SandboxLost {
 		line += "; the sandbox is gone"

@@ -147,6 +147,7 @@ type Box interface {
 	TerminalOf(ctx context.Context, name string) (Terminal, int, error)
 	Facts(name string) (SessionFacts, error)
 	Idle(name string) (SessionFacts, error)
+	Resting() (string, error)
 	// ReadFile, WriteFile, Unpack and Pack act inside the box as its root user,
 	// in a process of Run, so that what they change is seen like any turn.
 	ReadFile(ctx context.Context, path string, offset, limit int64) (content []byte, size int64, mode uint32, err error)

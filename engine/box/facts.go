@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/boxwood-rl/boxwood/internal/cgroup"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 )
 
@@ -56,6 +57,48 @@ func (b *box) Idle(name string) (SessionFacts, error) {
 		}
 	}
 	return b.Facts(name)
+}
+
+// Resting is what can be asked of a frozen box in no time: whether its sessions, all of which
+// waited at their channels before it was frozen, are alone in it, and nothing has come that
+// will wake one. It says why not; "" if so.
+func (b *box) Resting() (string, error) {
+	pids, err := cgroup.Pids(b.group.Run)
+	if err != nil {
+		return "", b.orGone(err)
+	}
+	list := b.Sessions()
+	if len(pids) != len(list) {
+		return fmt.Sprintf("%d processes are there, and %d sessions", len(pids), len(list)), nil
+	}
+	for _, s := range list {
+		if !slices.Contains(pids, s.HostPID) {
+			return "session " + s.Name + " has ended", nil
+		}
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.HostPID))
+		if err != nil {
+			return "", b.orGone(err)
+		}
+		seen := 0
+		for line := range strings.Lines(string(status)) {
+			key, value, _ := strings.Cut(line, ":")
+			value = strings.TrimSpace(value)
+			switch key {
+			case "SigPnd", "ShdPnd":
+				if seen++; strings.Trim(value, "0") != "" {
+					return "a signal waits for session " + s.Name, nil
+				}
+			case "Threads":
+				if seen++; value != "1" {
+					return "session " + s.Name + " has threads", nil
+				}
+			}
+		}
+		if seen != 3 {
+			return "the kernel doesn't tell of signals", nil
+		}
+	}
+	return "", nil
 }
 
 // listening: the process is blocked in read(0, ...), call number 0 of x86-64.

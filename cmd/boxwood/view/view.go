@@ -90,9 +90,20 @@ func (b *branch) share() string {
 	case b.letter == "":
 		return "pending"
 	case b.own:
-		return b.letter
+		return b.letter + b.kind()
 	}
-	return "=" + b.letter
+	return "=" + b.letter + b.kind()
+}
+
+// kind tells of processes that the checkpoint has.
+func (b *branch) kind() string {
+	switch b.ProcessKind {
+	case pb.ProcessKind_PROCESS_KIND_SHELLS:
+		return " shells"
+	case pb.ProcessKind_PROCESS_KIND_DUMP:
+		return " dump"
+	}
+	return ""
 }
 
 func (b *branch) isRoot() bool { return b.ParentId == "" }
