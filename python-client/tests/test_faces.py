@@ -75,6 +75,7 @@ def test_what_waits_is_awaited() -> None:
         "Tree": {"show", "close"},
         "OpenTurn": {"exec", "read_file", "write_file", "upload", "download"},
         "Images": {"import_", "list", "remove"},
+        "Session": {"run", "interrupt", "close"},
         "Children": {"release"},
         "Forks": {"release"},
     }

@@ -72,6 +72,7 @@ from .records import (
     annotation,
 )
 from .sandbox import Sandbox
+from .session import Session
 from .tree import Tree, TreeChange
 from .turn import OpenTurn, Turn
 
@@ -123,6 +124,7 @@ __all__ = [
     "Pruned",
     "ResourceExhausted",
     "Sandbox",
+    "Session",
     "Table",
     "Timings",
     "Tree",

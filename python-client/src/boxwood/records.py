@@ -72,6 +72,7 @@ class EffectKind(Word):
     FILE_METADATA = "file_metadata"
     PROCESS_SURVIVED = "process_survived"
     PROCESS_ENDED = "process_ended"
+    PROCESS_CHANGED = "process_changed"
     KERNEL_OBJECT = "kernel_object"
     EXTERNAL = "external"
     UNKNOWN = "unknown"

@@ -30,6 +30,7 @@ from ._command import (
 from ._face import consume, pieces
 from ._proto import boxwood_pb2 as pb
 from .errors import BoxwoodError, CommandFailed
+from .session import Session
 from .turn import OpenTurn, Relay, Turn, last_event
 
 if TYPE_CHECKING:
@@ -210,6 +211,7 @@ class Sandbox:
             nodes.from_message(self._client, result.node),
             _wire.timings(result.timings),
             result.sandbox_lost,
+            result.session_ended,
         )
         if turn.node.id:
             self.head_id = turn.node.id
@@ -349,6 +351,56 @@ class Sandbox:
             UnsafeEntry: An entry was refused.
         """
         return self._download(remote, local, "", unsafe, timeout)
+
+    def sessions(self) -> list[Session]:
+        """Its sessions: shells that live on between turns."""
+        reply = self._client._caller.unary("ListSessions", pb.ListSessionsRequest(sandbox_id=self.id))
+        return [Session(self, message) for message in reply.sessions]
+
+    def session(
+        self,
+        name: str = "main",
+        *,
+        tty: bool = False,
+        rows: int = 24,
+        cols: int = 80,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> Session:
+        """The session of a name; one that isn't there is opened, which is a turn.
+
+        Args:
+            name: 1 to 63 printable characters without spaces and slashes.
+            tty: Whether its output is a terminal; else a pipe each.
+            rows: Of the terminal.
+            cols: Of the terminal.
+            cwd: The folder that it starts in; the tree's default if None.
+            env: Environment beside the tree's default.
+            user: A name, "uid" or "uid:gid" of the sandbox.
+
+        All but the name are for a session that is opened.
+        """
+        for one in self.sessions():
+            if one.name == name:
+                return one
+        reply = self._client._caller.unary(
+            "OpenSession",
+            pb.OpenSessionRequest(
+                sandbox_id=self.id,
+                name=name,
+                tty=tty,
+                rows=rows,
+                cols=cols,
+                cwd=cwd or "",
+                user=user or "",
+                env=dict(env or {}),
+                idempotency_key=new_key(),
+            ),
+            timeout=self._client._caller.timeout + MARGIN,
+        )
+        self._made(reply.result if reply.HasField("result") else None)
+        return Session(self, reply.session)
 
     def cancel(self) -> bool:
         """Kills all that the running turn started; its node is marked cancelled.

@@ -30,11 +30,14 @@ class Turn(Observed):
         node: The node, durable. A scratch sandbox's turns have a node without an id.
         timings: Where the time went.
         sandbox_lost: Whether the sandbox died in the turn.
+        session_ended: Whether the shell of a session that the turn used is gone: it
+            exited, or could be stopped in no other way.
     """
 
     node: Node
     timings: Timings
     sandbox_lost: bool = False
+    session_ended: bool = False
 
     @property
     def observation(self) -> Observation:  # type: ignore[override]

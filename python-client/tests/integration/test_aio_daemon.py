@@ -98,3 +98,24 @@ def test_a_command_of_an_open_turn_is_cancelled_with_it(socket_path: str, image:
             assert (await tree.sandbox.run("cat /tmp/a", busy_wait=30)).stdout == b"alpha"
 
     asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def test_a_session_can_be_interrupted(socket_path: str, image: str) -> None:
+    async def main() -> None:
+        async with (
+            boxwood.aio.connect(socket_path, timeout=60) as client,
+            client.create_tree(image=image, lease=600) as tree,
+        ):
+            shell = await tree.sandbox.session("main")
+            begun = asyncio.Event()
+            task = asyncio.create_task(
+                shell.run("x=1; echo on; while :; do :; done", on_stdout=lambda _: begun.set())
+            )
+            await begun.wait()
+            assert await shell.interrupt()
+            turn = await task
+            assert turn.exit_code == 130
+            assert not turn.session_ended
+            assert (await shell.run("echo $x")).stdout == b"1\n"
+
+    asyncio.run(asyncio.wait_for(main(), 120))

@@ -506,3 +506,38 @@ def test_search_fix(client: boxwood.Client, base_image: str) -> None:
     lines: list[str] = []
     search["main"](client, base_image, lines.append)
     assert lines[-1].startswith("solved by")
+
+
+def test_a_session_lives_on(socket_path: str, image: str) -> None:
+    """What is set in a shell is there in the next turn, in forks and after a rollback."""
+    with (
+        boxwood.connect(socket_path, timeout=60) as client,
+        client.create_tree(image=image, lease=600) as tree,
+    ):
+        shell = tree.sandbox.session("main")
+        turn = shell.run('cd /tmp; x=5\nf() {\n  echo "f $x"\n}', ack="captured", check=True)
+        assert turn.node.captured
+        assert turn.node.process_kind is boxwood.ProcessKind.SHELLS
+        assert any(
+            e.kind is boxwood.EffectKind.PROCESS_CHANGED and "function f" in e.detail for e in turn.effects
+        )
+        assert shell.run("x=6; f; pwd").stdout == b"f 6\n/tmp\n"
+        with turn.node.fork(3, min_ready=3) as children:
+            for child in children.ready:
+                other = child.session("main")
+                assert other.pid == shell.pid
+                assert other.run("f; pwd").stdout == b"f 5\n/tmp\n"
+        tree.sandbox.rollback(turn.node)
+        assert tree.sandbox.session().run("f").stdout == b"f 5\n"
+        late = shell.run("sleep 100; echo no", timeout=0.3)
+        assert late.timed_out
+        assert not late.session_ended
+        assert late.stdout == b""
+        assert not shell.interrupt()
+        typed = tree.sandbox.session("term", tty=True).run('read -r a; echo "got $a"', keys="hello\n")
+        assert typed.stdout.endswith(b"got hello\r\n")
+        assert [s.name for s in tree.sandbox.sessions()] == ["main", "term"]
+        shell.close()
+        with pytest.raises(boxwood.NotFound):
+            shell.run("true")
+        assert tree.sandbox.session("term").run("exit 3").session_ended

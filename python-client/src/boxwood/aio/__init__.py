@@ -30,6 +30,7 @@ from .fork import Children, Forks
 from .images import Images
 from .node import Node
 from .sandbox import Sandbox
+from .session import Session
 from .tree import Tree, TreeChange
 from .turn import OpenTurn, Turn
 
@@ -43,6 +44,7 @@ __all__ = [
     "OpenTurn",
     "Pending",
     "Sandbox",
+    "Session",
     "Tree",
     "TreeChange",
     "Turn",
