@@ -160,8 +160,9 @@ func (r *restorer) assign(v variable) {
 
 // splitWords takes a compound value, as declare -p prints one, apart: (["a b"]="c" [d]=$'e' ).
 func splitWords(value string) (words []string, ok bool) {
-	body, ok := strings.CutPrefix(value, "(")
-	if body, ok = strings.CutSuffix(body, ")"); !ok {
+	body, opens := strings.CutPrefix(value, "(")
+	body, closes := strings.CutSuffix(body, ")")
+	if !opens || !closes {
 		return nil, false
 	}
 	for i := 0; i < len(body); {
