@@ -52,6 +52,8 @@ type shells struct {
 	// kept is the content of the process state keptID, which a checkpoint may name.
 	kept   []byte
 	keptID ids.Process
+	// unkept is a content that couldn't be reproduced. Such sessions are for another keeper.
+	unkept []byte
 	// beyond: something other than processes changed since the last capture.
 	beyond bool
 	// shadowed: the sessions with a function that stands in builtin's place.
@@ -307,6 +309,9 @@ func (k shellsKeeper) prepare(ctx context.Context, b *body) (saving, error) {
 	if s.content == nil {
 		return nil, fault.New(fault.Precondition, "shell_undescribed", "%s", b.shells.why)
 	}
+	if bytes.Equal(s.content, b.shells.unkept) {
+		return nil, fault.New(fault.Precondition, reasonDiffers, "a session can't be reproduced")
+	}
 	for name, saved := range readShells(s.content) {
 		d, err := shell.Read(saved.Description)
 		if err != nil {
@@ -371,6 +376,9 @@ func (s *shellsSaving) finish(ctx context.Context, ck *tree.Checkpoint) (*tree.P
 	s.made = state.ID
 	trial, err := s.e.embody(ctx, ck, state, ids.NewGeneration(), "", s.b.limits, nil)
 	if err != nil {
+		if fault.As(err).Reason == reasonDiffers {
+			s.b.shells.unkept = s.content
+		}
 		return nil, fmt.Errorf("trying to restore the sessions: %w", err)
 	}
 	s.e.spares.offer(ck, state, s.b.limits, trial)
@@ -462,12 +470,15 @@ func restoreShells(ctx context.Context, bx box.Box, all map[string]*savedShell, 
 	return contentOf(made), nil
 }
 
+// reasonDiffers is the code of a session that came out otherwise than it was saved.
+const reasonDiffers = "shell_differs"
+
 // compareShells: what was restored is what was saved, to the byte (law 5).
 func compareShells(saved, made []byte) error {
 	if bytes.Equal(saved, made) || !comparesShells {
 		return nil
 	}
-	return fault.New(fault.Precondition, "shell_differs", "a session can't be reproduced: %s", strings.Join(differingShells(saved, made), "; "))
+	return fault.New(fault.Precondition, reasonDiffers, "a session can't be reproduced: %s", strings.Join(differingShells(saved, made), "; "))
 }
 
 // into adds what the engine found to what the inspector did.

@@ -606,6 +606,23 @@ func (k *talk) signal(sig unix.Signal) error {
 	return k.b.wire.sendAs(k.id, opSignal, 0, binary.LittleEndian.AppendUint32(body, uint32(sig)))
 }
 
+// house gives a session that was restored with everything else a group of its own. What it had
+// started stays where it is.
+func (b *box) house(s Session) error {
+	dir := b.sessionLeaf(s.Number)
+	err := cgroup.MakeLeaf(dir, idBase(b.rec.Slot))
+	if errors.Is(err, os.ErrExist) {
+		return nil
+	}
+	if err == nil && s.HostPID > 0 {
+		err = os.WriteFile(dir+"/cgroup.procs", []byte(strconv.Itoa(s.HostPID)), 0)
+	}
+	if err != nil {
+		return fmt.Errorf("giving session %s a group: %w", s.Name, err)
+	}
+	return nil
+}
+
 // findSessions asks a pid 1 that has had another daemon for its sessions.
 func (b *box) findSessions(ctx context.Context) error {
 	p, err := b.ask(ctx, opSessions, nil, replySessions)
@@ -618,12 +635,17 @@ func (b *box) findSessions(ctx context.Context) error {
 		if checkSession(SessionSpec{Name: s.Name, Argv: []string{""}}) != nil || s.Number <= 0 || s.Number > 1<<30 {
 			return errProtocol
 		}
-		if pids, err := cgroup.Pids(b.sessionLeaf(s.Number)); err == nil {
-			for _, pid := range pids {
-				if q, ok := readProc(pid); ok && q.PID == s.PID {
-					s.HostPID = pid
-				}
+		pids, err := cgroup.Pids(b.group.Run)
+		if err != nil {
+			return err
+		}
+		for _, pid := range pids {
+			if q, ok := readProc(pid); ok && q.PID == s.PID {
+				s.HostPID = pid
 			}
+		}
+		if err := b.house(s); err != nil {
+			return err
 		}
 		b.sessions.list = append(b.sessions.list, s)
 		b.sessions.next = max(b.sessions.next, s.Number)

@@ -278,37 +278,46 @@ func TestSeveralSessions(t *testing.T) {
 	}
 }
 
-// What no description can tell is withheld, with its reason, and the session goes on.
-func TestShellsThatAreWithheld(t *testing.T) {
+// What no description can tell is dumped or withheld, with its reason, and the session goes on.
+func TestShellsThatTextCannotTell(t *testing.T) {
 	d := running(t)
-	for _, c := range []struct{ name, text, why, undo string }{
-		{"a background job", "sleep 1000 & x=1", "children", ""},
-		{"an open file", "exec 7</etc/passwd", "descriptor 7", "exec 7<&-"},
-		{"output to a file", "exec >/root/log", "descriptor 1", ""},
-		{"a coprocess", "coproc cat", "children", ""},
-		{"how nice it is", "renice -n 5 $$ >/dev/null", "can't be reproduced", ""},
-		{"where it may run", "taskset -p -c 0 $$ >/dev/null", "can't be reproduced", ""},
-		{"its chance to be killed", "echo 500 > /proc/$$/oom_score_adj", "", ""},
-		{"an expired job", "true & wait; x=1", "can't be reproduced", ""},
-		{"getopts in the middle of a word", "getopts abc o -abc", "can't be reproduced", "OPTIND=1"},
-		{"a folder that is gone", "mkdir /root/gone; cd /root/gone; rmdir /root/gone", "was removed", "cd /"},
-		{"a builtin's other meaning", "unset RANDOM", "can't be reproduced", ""},
-		{"key bindings", "enable bind", "can't be reproduced", "enable -n bind"},
+	for _, c := range []struct{ name, text, why, undo, right string }{
+		{"a background job", "sleep 1000 & x=1", "children", "", "[[ $x = 1 && $(jobs -r) = *sleep* ]]"},
+		{"an open file", "exec 7</etc/passwd", "descriptor 7", "exec 7<&-", "read -r l <&7 && [[ $l = root:* ]]"},
+		{"output to a file", "exec >/root/log", "descriptor 1", "", ""},
+		{"a coprocess", "coproc cat", "children", "", ""},
+		{"how nice it is", "renice -n 5 $$ >/dev/null", "can't be reproduced", "", "[[ $(ps -o ni= -p $$) = *5 ]]"},
+		{"where it may run", "taskset -p -c 0 $$ >/dev/null", "can't be reproduced", "", ""},
+		{"its chance to be killed", "echo 500 > /proc/$$/oom_score_adj", "", "", ""},
+		{"an expired job", "true & wait; x=1", "can't be reproduced", "", ""},
+		{"getopts in the middle of a word", "getopts abc o -abc", "can't be reproduced", "OPTIND=1", ""},
+		{"a folder that is gone", "mkdir /root/gone; cd /root/gone; rmdir /root/gone", "was removed", "cd /", ""},
+		{"a builtin's other meaning", "unset RANDOM", "can't be reproduced", "", ""},
+		{"key bindings", "enable bind", "can't be reproduced", "enable -n bind", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, sb := d.newTree(t)
 			d.open(t, sb.GetId(), "main")
 			r := d.say(t, sb.GetId(), "main", c.text)
 			n := d.captured(t, r.GetNode().GetId())[0]
-			if n.GetCapture() != boxwoodv1.CaptureStatus_CAPTURE_STATUS_WITHHELD || !strings.Contains(n.GetWithheldReason(), c.why) {
+			// It is dumped where that can be done, and never kept as text.
+			withheld := n.GetCapture() == boxwoodv1.CaptureStatus_CAPTURE_STATUS_WITHHELD
+			if n.GetProcessKind() == shellsKind || withheld && !strings.Contains(n.GetWithheldReason(), c.why) {
 				t.Fatalf("%v of kind %v: %q (verdict %v %q)", n.GetCapture(), n.GetProcessKind(), n.GetWithheldReason(), n.GetVerdict(), n.GetReasons())
 			}
-			t.Log(n.GetWithheldReason())
+			t.Log(n.GetProcessKind(), n.GetWithheldReason())
+			if !withheld && c.right != "" {
+				child := d.fork(t, n.GetId(), 1)[0]
+				o := d.say(t, child.GetId(), "main", c.right).GetNode().GetObservation()
+				if o.GetExitCode() != 0 {
+					t.Errorf("in a fork: %d, %s%s", o.GetExitCode(), o.GetStdout(), o.GetStderr())
+				}
+			}
 			if c.undo == "" {
 				return
 			}
 			u := d.say(t, sb.GetId(), "main", c.undo)
-			if n := d.kept(t, u.GetNode(), shellsKind); n.GetCheckpointId() == "" {
+			if n := d.captured(t, u.GetNode().GetId())[0]; n.GetProcessKind() != shellsKind && withheld {
 				t.Errorf("%v", n)
 			}
 		})
@@ -403,7 +412,7 @@ func TestShellsSurviveAKilledDaemon(t *testing.T) {
 			_, sb := d.newTree(t)
 			d.open(t, sb.GetId(), "main")
 			before := d.kept(t, d.say(t, sb.GetId(), "main", "x=1").GetNode(), shellsKind)
-			if out, ok := d.tell(step + " kill 1"); !ok {
+			if out, ok := d.tell("kill 1 " + step); !ok || out != "armed <nil>" {
 				t.Fatal(out)
 			}
 			n := d.say(t, sb.GetId(), "main", "x=2").GetNode()
