@@ -305,7 +305,7 @@ func (b *box) turn(argv ...string) {
 }
 
 func (b *box) try(argv ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute+*loadFor)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Err = nil // the path is one of the box
