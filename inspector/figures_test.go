@@ -1,6 +1,7 @@
 package inspector
 
 import (
+	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -17,6 +18,8 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 	"gonum.org/v1/gonum/stat"
+
+	"github.com/boxwood-rl/boxwood/tree"
 )
 
 // The benchmark "inspector": benchmarks/inspector.sh runs it and says what it prints.
@@ -220,89 +223,159 @@ func cpu(who int) time.Duration {
 	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
-// share is the time of the programs and of the daemon as a share of the workload's.
+// inPrograms is how often the programs ran since they were loaded, and how long.
+func (f *figures) inPrograms(programs ...*ebpf.Program) (runs uint64, d time.Duration) {
+	for _, p := range programs {
+		s, err := p.Stats()
+		if err != nil {
+			f.b.Fatal(err)
+		}
+		runs += s.RunCount
+		d += s.Runtime
+	}
+	return runs, d
+}
+
+// empty is what the kernel's own measuring says a program takes that does nothing.
+func (f *figures) empty(b *box, load workload) time.Duration {
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.Tracing, AttachType: ebpf.AttachTraceRawTp, AttachTo: "sys_exit", Instructions: inert(), License: "GPL"})
+	if err != nil {
+		f.b.Fatal(err)
+	}
+	defer p.Close()
+	links, err := attach(p)
+	if err != nil {
+		f.b.Fatal(err)
+	}
+	f.script(b, load.run)
+	runs, d := f.inPrograms(p)
+	for _, l := range links {
+		l.Close()
+	}
+	return d / time.Duration(runs)
+}
+
+// share is the time of the programs and of the daemon as a share of the workload's. Files that
+// changed are captured after each turn, as the engine does.
 func (f *figures) share(load workload) {
 	stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
 	if err != nil {
 		f.b.Fatal(err)
 	}
 	defer stats.Close()
+	b := mustBox(f.b, nil)
+	f.script(b, load.prepare)
+	empty := f.empty(b, load)
 	k := mustKernel(f.b, Options{})
 	defer k.Close()
-	b := mustBox(f.b, nil)
 	w := mustWatch(f.b, k, b)
 	defer w.Close()
-	f.script(b, load.prepare)
-	inPrograms := func() (d time.Duration) {
-		for _, p := range k.progs {
-			s, err := p.Stats()
-			if err != nil {
-				f.b.Fatal(err)
-			}
-			d += s.Runtime
-		}
-		return d
+	var programs, working, daemon time.Duration
+	var runs uint64
+	daemons := func(do func()) {
+		before := cpu(unix.RUSAGE_SELF)
+		do()
+		daemon += cpu(unix.RUSAGE_SELF) - before
 	}
-	var watching, working, daemons time.Duration
+	// capture returns when the next epoch has begun. What is not the inspector's isn't counted.
+	capture := func() {
+		b.freeze()
+		base := b.snapshot()
+		daemons(func() { w.NewEpoch(base) })
+		b.thaw()
+	}
+	w.BeginTurn()
+	barrier(w)
+	capture()
+	daemon = 0
 	n := scale(4, 30)
 	for range n {
-		programs, own := inPrograms(), cpu(unix.RUSAGE_SELF)
-		w.BeginTurn()
-		daemon := cpu(unix.RUSAGE_SELF) - own
+		daemons(w.BeginTurn)
+		r0, d0 := f.inPrograms(k.progs...)
 		children := cpu(unix.RUSAGE_CHILDREN)
 		f.script(b, load.run)
 		working += cpu(unix.RUSAGE_CHILDREN) - children
-		own = cpu(unix.RUSAGE_SELF)
-		barrier(w)
-		daemon += cpu(unix.RUSAGE_SELF) - own
-		watching += inPrograms() - programs + daemon
-		daemons += daemon
+		r1, d1 := f.inPrograms(k.progs...)
+		runs, programs = runs+r1-r0, programs+d1-d0
+		var r Report
+		daemons(func() { r = barrier(w) })
+		if r.Verdict != tree.None {
+			capture()
+		}
 	}
-	f.emit(load.name+".bpf_share_pct", 100*watching.Seconds()/working.Seconds(), "%", n,
-		fmt.Sprintf("run time of all programs (bpf_stats, which costs some of it; other processes of the host included) and the daemon's CPU (%.2f %%), by the workload's CPU of %.2f s a run",
-			100*daemons.Seconds()/working.Seconds(), working.Seconds()/float64(n)))
+	pct := func(d time.Duration) float64 { return 100 * d.Seconds() / working.Seconds() }
+	how := fmt.Sprintf("other processes of the host included; with the daemon's CPU (%.2f %%), by the workload's CPU of %.3f s a run", pct(daemon), working.Seconds()/float64(n))
+	f.emit(load.name+".bpf_share_pct", pct(programs+daemon), "%", n,
+		fmt.Sprintf("run time of all programs as bpf_stats has it, %d ns for each of %d runs a turn, %d ns of which it says of an empty program, too; %s",
+			programs.Nanoseconds()/int64(runs), runs/uint64(n), empty.Nanoseconds(), how))
+	net := programs - empty*time.Duration(runs)
+	f.emit(load.name+".bpf_share_net_pct", pct(net+daemon), "%", n, "the same without what bpf_stats says of an empty program, which is its own cost; "+how)
 }
 
 // overhead compares wall times, with and without, in pairs.
 func (f *figures) overhead(load workload) {
 	b := mustBox(f.b, nil)
 	f.script(b, load.prepare)
-	time1 := func() float64 {
+	k := mustKernel(f.b, Options{})
+	defer k.Close()
+	w := mustWatch(f.b, k, b)
+	defer w.Close()
+	w.BeginTurn()
+	barrier(w)
+	// From here on the programs stay loaded, and are attached for a watched run only.
+	detach := func() {
+		for _, l := range k.links {
+			l.Close()
+		}
+		k.links = nil
+	}
+	detach()
+	plain := func() float64 {
 		began := time.Now()
 		f.script(b, load.run)
 		return time.Since(began).Seconds()
 	}
-	time1()
+	watched := func() float64 {
+		var err error
+		if k.links, err = attach(k.progs...); err != nil {
+			f.b.Fatal(err)
+		}
+		defer detach()
+		// What ran meanwhile wasn't seen: the new epoch's base is read, which isn't timed.
+		inner := w.(*watch)
+		inner.stale = true
+		b.freeze()
+		w.NewEpoch(b.snapshot())
+		b.thaw()
+		if _, err := inner.base.list(context.Background(), k.opts.MaxEntries); err != nil {
+			f.b.Fatal(err)
+		}
+		began := time.Now()
+		w.BeginTurn()
+		f.script(b, load.run)
+		barrier(w)
+		return time.Since(began).Seconds()
+	}
+	plain()
+	watched()
 	var without, more []float64
 	const n = 40
 	for i := range 2 * n {
 		// The order changes: what comes second may find warmer caches.
-		var plain, watched float64
+		var p, q float64
 		if i%2 == 0 {
-			plain = time1()
+			p = plain()
+			q = watched()
+		} else {
+			q = watched()
+			p = plain()
 		}
-		k, err := Open(Options{})
-		if err != nil {
-			f.b.Fatal(err)
-		}
-		w, err := k.Watch(b.subject)
-		if err != nil {
-			f.b.Fatal(err)
-		}
-		w.BeginTurn()
-		watched = time1()
-		barrier(w)
-		w.Close()
-		k.Close()
-		if i%2 == 1 {
-			plain = time1()
-		}
-		without, more = append(without, plain), append(more, watched-plain)
+		without, more = append(without, p), append(more, q-p)
 	}
 	base := stat.Mean(without, nil)
 	mean, sd := stat.MeanStdDev(more, nil)
 	half := 1.96 * sd / math.Sqrt(float64(len(more)))
-	how := fmt.Sprintf("wall time watched less not loaded, by not loaded (%.3f s), mean of pairs; 95 %% interval of the mean", base)
+	how := fmt.Sprintf("wall time of a watched turn with its barrier less one with the programs detached, by the latter (%.3f s), mean of pairs; 95 %% interval of the mean", base)
 	f.emit(load.name+".overhead_pct", 100*mean/base, "%", len(more), how)
 	f.emit(load.name+".overhead_pct.ci_low", 100*(mean-half)/base, "%", len(more), how)
 	f.emit(load.name+".overhead_pct.ci_high", 100*(mean+half)/base, "%", len(more), how)
