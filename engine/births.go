@@ -65,8 +65,10 @@ func (e *Engine) recordFound(ctx context.Context) error {
 			if _, err := tx.Sandbox(f.Sandbox.ID); !fault.Is(err, fault.NotFound) {
 				continue
 			}
-			if _, err := tx.Node(f.Sandbox.Head); err != nil {
+			if _, err := tx.Node(f.Sandbox.Head); fault.Is(err, fault.NotFound) {
 				continue // pruned meanwhile
+			} else if err != nil {
+				return err
 			}
 			if err := tx.PutSandbox(f.Sandbox); err != nil {
 				return err

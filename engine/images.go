@@ -22,31 +22,35 @@ func (e *Engine) ImportImage(ctx context.Context, path, name string, progress fu
 	if err != nil {
 		return nil, err
 	}
-	fresh := true
+	var fresh bool
+	var recorded tree.Image
 	_, err = e.Store.Update(ctx, func(tx *tree.Tx) error {
+		fresh = true
 		if err := failpoint.Hit("image unpacked"); err != nil {
 			return err
 		}
-		known, err := tx.Image(string(r.Image.Digest))
-		if err == nil {
-			fresh = false
-			r.Image.Names, r.Image.CreatedAt = union(known.Names, r.Image.Names), known.CreatedAt
-			if e.Pool.Verify(known.Base, known.BaseSeal) == nil { // else the pool lost it, and the new one takes its place
-				r.Image.Base, r.Image.BaseSeal = known.Base, known.BaseSeal
-			}
-			return tx.PutImage(r.Image)
+		recorded = r.Image
+		known, err := tx.Image(string(recorded.Digest))
+		if fault.Is(err, fault.NotFound) {
+			recorded.CreatedAt = time.Now()
+			return tx.PutImage(recorded)
 		}
-		if !fault.Is(err, fault.NotFound) {
+		if err != nil {
 			return err
 		}
-		r.Image.CreatedAt = time.Now()
-		return tx.PutImage(r.Image)
+		fresh = false
+		recorded.Names, recorded.CreatedAt = union(known.Names, recorded.Names), known.CreatedAt
+		if e.Pool.Verify(known.Base, known.BaseSeal) == nil { // else the pool lost it, and the new one takes its place
+			recorded.Base, recorded.BaseSeal = known.Base, known.BaseSeal
+		}
+		return tx.PutImage(recorded)
 	})
 	if err != nil {
 		e.removeSnapshot(r.NewBase)
 		e.removeStrayLayers(context.WithoutCancel(ctx))
 		return nil, fmt.Errorf("recording image %s: %w", r.Image.Digest, err)
 	}
+	r.Image = recorded
 	_ = failpoint.Hit("image recorded")
 	if !fresh && r.NewBase != r.Image.Base {
 		e.removeSnapshot(r.NewBase)
@@ -87,8 +91,9 @@ func (e *Engine) RemoveImage(ctx context.Context, ref string) (freed int64, err 
 	e.imports.Lock()
 	defer e.imports.Unlock()
 	var gone *tree.Image
-	shared := map[ids.Layer]bool{}
+	var shared map[ids.Layer]bool
 	_, err = e.Store.Update(ctx, func(tx *tree.Tx) error {
+		shared = map[ids.Layer]bool{}
 		if gone, err = findImage(tx, ref); err != nil {
 			return err
 		}

@@ -222,12 +222,16 @@ func (e *Engine) withholdLostDumps(ctx context.Context) {
 		return
 	}
 	e.log.Warn("dumps are lost", "states", len(lost))
+	var users []ids.Node
+	for _, id := range lost {
+		for n := range v.StateUsers(id) { // also of archived trees, which a change doesn't see
+			users = append(users, n.ID)
+		}
+	}
 	_, err = e.Store.Update(ctx, func(tx *tree.Tx) error {
-		for _, id := range lost {
-			for n := range tx.StateUsers(id) {
-				if err := tx.SetWithheld(n.ID, "state lost: the host went down before its processes were on the disk"); err != nil {
-					return err
-				}
+		for _, id := range users {
+			if err := tx.SetWithheld(id, "state lost: the host went down before its processes were on the disk"); err != nil {
+				return err
 			}
 		}
 		return nil

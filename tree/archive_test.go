@@ -158,6 +158,61 @@ func TestChangeBringsAnArchivedTreeBack(t *testing.T) {
 	}
 }
 
+// If it fails, a change that meets archived trees, however many, is refused, or is made as often as its
+// function had to run.
+func TestChangeOfManyArchivedTreesIsOne(t *testing.T) {
+	s := mustOpen(t, "state", memory())
+	const many = 12
+	here := mustTree(t, s)
+	items := []BackupItem{{here.Root, 1}}
+	for range many {
+		tr := mustTree(t, s)
+		mustSetClosed(t, s, tr.ID, true)
+		items = append(items, BackupItem{tr.Root, 1})
+	}
+	if got, err := s.ArchiveIdle(context.Background(), 0); got != many || err != nil {
+		t.Fatalf("archived %d, %v", got, err)
+	}
+	runs, changed, finally := 0, 0, 0
+	index := mustUpdate(t, s, func(tx *Tx) (err error) {
+		runs++
+		tx.Finally(func() error { finally++; return nil })
+		changed, err = tx.Backup(items, Sum, 0)
+		return err
+	})
+	if runs <= many || changed != many+1 || (!rehearse && finally != 1) {
+		t.Fatalf("the function ran %d times, changed %d nodes, and ended %d times", runs, changed, finally)
+	}
+	for _, it := range items {
+		if n, err := s.View().Node(it.Node); err != nil || n.Visits != 1 || n.Value != 1 || n.ModifyIndex > index {
+			t.Fatalf("node %s: %+v, %v", it.Node, n, err)
+		}
+	}
+}
+
+// If it fails, a lost process state is not found at the nodes of an archived tree, which then
+// look restorable.
+func TestStateUsersOfAnArchivedTree(t *testing.T) {
+	s := mustOpen(t, "state", memory())
+	tr := mustTree(t, s)
+	p := ProcessState{ID: ids.NewProcess(), Kind: Shells, Digest: "d"}
+	k := checkpointOf(tr.ID, tr.Root)
+	k.Process, k.State = Shells, p.ID
+	mustUpdate(t, s, func(tx *Tx) error {
+		if err := tx.PutProcess(p); err != nil {
+			return err
+		}
+		return tx.SetCaptured(k, k.CreatedAt, false, 1)
+	})
+	mustSetClosed(t, s, tr.ID, true)
+	if err := s.Archive(context.Background(), tr.ID); err != nil {
+		t.Fatal(err)
+	}
+	if got := idsOf(s.View().StateUsers(p.ID)); !slices.Equal(got, []ids.Node{tr.Root}) {
+		t.Fatalf("users of the state are %v, want %s", got, tr.Root)
+	}
+}
+
 // If it fails, an archived tree whose rows are damaged looks like an empty one.
 func TestDamagedArchiveIsTyped(t *testing.T) {
 	s, err := Open("state", memory())

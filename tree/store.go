@@ -175,8 +175,13 @@ func (s *Store) Close() error {
 // after that it may be there or not. On a full disk: Exhausted "disk_full";
 // nothing was written and the store works again when there is space.
 //
-// f must not call Update, nor keep tx. If it changes a node of an archived tree, the tree is brought
-// back and f runs again.
+// f must not call Update, nor keep tx.
+//
+// f may run more than once: when it changes a node of an archived tree, what it has written
+// is undone, the tree is brought back, and f runs again. So whatever f leaves outside the
+// change must be as if only the last run had been: results are set and not added to, nothing outside that
+// f reads is changed by it, and errors of tx that aren't expected are returned. The build
+// tag rehearse has every f run twice.
 func (s *Store) Update(ctx context.Context, f func(tx *Tx) error) (index uint64, err error) {
 	g, first, index, err := s.applyHere(ctx, f)
 	if err != nil || g == nil {
@@ -212,17 +217,20 @@ func (s *Store) Start(ctx context.Context, f func(tx *Tx) error) (done func() er
 
 // applyHere is apply with the trees in memory that f wants.
 func (s *Store) applyHere(ctx context.Context, f func(tx *Tx) error) (g *group, first bool, index uint64, err error) {
-	for range 10 { // more than once, if others archive again what was brought back
+	recalls := map[nodeKey]int{}
+	for {
 		g, first, index, err = s.apply(ctx, f)
 		var a archived
 		if !errors.As(err, &a) {
 			return g, first, index, err
 		}
+		if recalls[a.tree]++; recalls[a.tree] > 10 { // more than once, if others archive again what was brought back
+			return nil, false, 0, fault.New(fault.Unavailable, "tree_archived", "bringing a tree back into memory: %w", err)
+		}
 		if err := s.Recall(ctx, ids.Tree(ids.Text("tr_", a.tree))); err != nil {
 			return nil, false, 0, err
 		}
 	}
-	return nil, false, 0, fault.New(fault.Unavailable, "tree_archived", "bringing a tree back into memory: %w", err)
 }
 
 // apply runs f over head and adds what it wrote to the open group; nil if it
@@ -243,21 +251,20 @@ func (s *Store) apply(ctx context.Context, f func(tx *Tx) error) (g *group, firs
 		s.open = &group{txn: s.head.Txn(true), batch: s.log.db.NewBatch(), done: make(chan struct{})}
 	}
 	g = s.open
-	tx := &Tx{reader: reader{g.txn, s.next, s.totals}, s: s, now: s.o.Clock().UTC()}
+	if rehearse {
+		if err := s.rehearse(g, f); err != nil {
+			return nil, false, 0, err
+		}
+	}
+	tx := s.begin(g)
 	kept := false
 	defer func() { // also when f panics
 		if !kept {
 			tx.undo()
 		}
 	}()
-	if err := f(tx); err != nil {
+	if err := tx.run(f); err != nil {
 		return nil, false, 0, err
-	}
-	tx.settle()
-	for _, f := range tx.last {
-		if err := f(); err != nil {
-			return nil, false, 0, err
-		}
 	}
 	if len(tx.ops) == 0 {
 		return nil, false, s.next, nil
@@ -279,6 +286,17 @@ func (s *Store) apply(ctx context.Context, f func(tx *Tx) error) (g *group, firs
 	first = !s.flushing
 	s.flushing = true
 	return g, first, s.next, nil
+}
+
+// begin starts a change over what a group has.
+func (s *Store) begin(g *group) *Tx {
+	return &Tx{reader: reader{g.txn, s.next, s.totals}, s: s, now: s.o.Clock().UTC()}
+}
+
+func (s *Store) rehearse(g *group, f func(tx *Tx) error) error {
+	tx := s.begin(g)
+	defer tx.undo()
+	return tx.run(f)
 }
 
 // room refuses a change on a nearly full disk. One that removes something may

@@ -104,6 +104,20 @@ func (tx *Tx) replace(table string, before, after any) {
 	tx.rows = append(tx.rows, rowChange{table, before, after})
 }
 
+// run makes the change that f describes.
+func (tx *Tx) run(f func(tx *Tx) error) error {
+	if err := f(tx); err != nil {
+		return err
+	}
+	tx.settle()
+	for _, f := range tx.last {
+		if err := f(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // undo takes the rows back, last first.
 func (tx *Tx) undo() {
 	for _, c := range slices.Backward(tx.rows) {

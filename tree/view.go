@@ -245,6 +245,19 @@ func (v *View) CheckpointUsers(id ids.Checkpoint) iter.Seq[*Node] {
 	}
 }
 
+// StateUsers are the nodes, of any tree, whose checkpoint has a process state.
+func (v *View) StateUsers(id ids.Process) iter.Seq[*Node] {
+	return func(yield func(*Node) bool) {
+		for k := range scan[Checkpoint](v.reader, checkpoints, byState, key(id)) {
+			for n := range v.CheckpointUsers(k.ID) {
+				if !yield(n) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // FullNode is Node with action, output, effects and reasons, read from disk.
 func (v *View) FullNode(id ids.Node) (*Node, error) {
 	n, err := v.Node(id)

@@ -285,17 +285,20 @@ func add(s *tree.Store, at *tree.Node, n int, next func(parent, added *tree.Node
 	for n > 0 {
 		part := min(n, aChange)
 		n -= part
+		var end *tree.Node
 		_, err := s.Update(context.Background(), func(tx *tree.Tx) error {
+			end = at
 			for range part {
-				added, err := tx.AddNode(child(at))
+				added, err := tx.AddNode(child(end))
 				if err != nil {
 					return err
 				}
-				at = next(at, added)
+				end = next(end, added)
 			}
 			return nil
 		})
 		must(err)
+		at = end
 	}
 	return at
 }
