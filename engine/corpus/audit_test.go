@@ -141,7 +141,7 @@ func TestAuditFindsAMissedChangeOfFiles(t *testing.T) {
 func TestAuditFindsAMissedChangeOfProcesses(t *testing.T) {
 	l := &liar{}
 	h := mustHost(t, options{audit: 1, wrap: func(i inspector.Inspector) inspector.Inspector { l.Inspector = i; return l }})
-	for _, shell := range []string{"/opt/ways shm", "/opt/ways mq", "/opt/ways batch_of_1", "/opt/ways survivor"} {
+	for _, shell := range []string{"/opt/ways shm", "/opt/ways mq", "/opt/ways sem", "/opt/ways survivor"} {
 		for _, says := range []tree.Verdict{tree.None, tree.Files} {
 			s := h.sandbox(t)
 			l.says = says

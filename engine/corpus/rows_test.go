@@ -195,7 +195,7 @@ func strata() (all []stratum) {
 
 // refused are ways that the kernel refuses a sandbox, whose root has no rights over
 // its namespaces or pid 1. They are tried all the same, and must change nothing.
-var refused = strings.Fields("hostname domainname mount_ bind_mount sysctl lo_ioctl netlink_set netlink_write limits_of_1 nice_of_1")
+var refused = strings.Fields("hostname domainname mount_ bind_mount sysctl lo_ioctl netlink_set netlink_write limits_of_1 batch_of_1 affinity_of_1 nice_of_1")
 
 // impossible are combinations that would do something else than they say.
 var impossible = []stratum{
