@@ -182,12 +182,7 @@ func (e *Engine) audit(ctx context.Context, s *sandbox, b *body, n *tree.Node, w
 		"files", found.Files, "process", found.Process, "case", e.keepCase(found))
 	b.watch.Tainted(row.MissedProcess, "an audit found a change that was missed")
 	if row.MissedProcess {
-		_, err := e.Store.Update(ctx, func(tx *tree.Tx) error {
-			return tx.SetWithheld(n.ID, "an audit found a change of processes that was missed: "+joinReasons(found.Process))
-		})
-		if err != nil && !fault.Is(err, fault.NotFound) {
-			return fmt.Errorf("withholding node %s after its audit: %w", n.ID, err)
-		}
+		e.withhold(n.ID, "an audit found a change of processes that was missed: "+joinReasons(found.Process))
 		return nil
 	}
 	return e.capture(ctx, s, b, n, 0)

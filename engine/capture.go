@@ -78,9 +78,11 @@ func (e *Engine) capture(ctx context.Context, s *sandbox, b *body, n *tree.Node,
 		}
 		err = fmt.Errorf("recording the capture of node %s: %w", n.ID, err)
 		e.spares.drop(ck.Snapshot)
-		e.removeSnapshot(ck.Snapshot)
-		if state != nil {
-			e.removeState(state.ID)
+		if !unsettled(err) {
+			e.removeSnapshot(ck.Snapshot)
+			if state != nil {
+				e.removeState(state.ID)
+			}
 		}
 	}
 	// The sandbox is unharmed, but its next verdict can't lean on this capture.
@@ -95,14 +97,48 @@ func (e *Engine) capture(ctx context.Context, s *sandbox, b *body, n *tree.Node,
 	row.Reason = fault.As(err).Reason
 	e.Stats.Capture(row)
 	e.log.Warn("capture failed", "node", n.ID, "sandbox", s.id, "error", err)
-	_, mark := e.Store.Update(ctx, func(tx *tree.Tx) error {
-		return tx.SetWithheld(n.ID, "capture failed: "+fault.As(err).Message)
-	})
-	if mark != nil && !fault.Is(mark, fault.NotFound) {
-		e.log.Error("withholding a node whose capture failed", "node", n.ID, "error", mark)
-	}
+	e.withhold(n.ID, "capture failed: "+fault.As(err).Message)
 	return err
 }
+
+// withholdAgain is how long after a full disk kept a node from being withheld that is tried again.
+const withholdAgain = time.Second
+
+// withhold marks a node as not restorable exactly: it must be decided, or whoever waits for it would wait until
+// a restart. So no deadline of a call bounds it, and what a full disk refuses is tried again until there is
+// space or the engine closes; a start decides what is left then.
+func (e *Engine) withhold(id ids.Node, reason string) {
+	if e.tryWithhold(id, reason) {
+		return
+	}
+	e.recording.Go(func() {
+		again := time.NewTicker(withholdAgain)
+		defer again.Stop()
+		for {
+			select {
+			case <-e.life.Done():
+				return
+			case <-again.C:
+			}
+			if e.tryWithhold(id, reason) {
+				return
+			}
+		}
+	})
+}
+
+// tryWithhold is false if it may go better later.
+func (e *Engine) tryWithhold(id ids.Node, reason string) (over bool) {
+	_, err := e.Store.Update(context.Background(), func(tx *tree.Tx) error { return tx.SetWithheld(id, reason) })
+	if err != nil && !fault.Is(err, fault.NotFound) { // else pruned meanwhile
+		e.log.Error("withholding a node", "node", id, "reason", reason, "error", err)
+	}
+	return !fault.Is(err, fault.Exhausted)
+}
+
+// unsettled: the store broke down over a change, which may be found made when it is opened
+// again. What it names must stay; a start removes what is on no record.
+func unsettled(err error) bool { return fault.As(err).Reason == "store_failed" }
 
 // captureBoth makes both halves of a checkpoint: flush, freeze, process half, snapshot, new
 // epoch, thaw; what is left of either half's work is done after the thaw. The

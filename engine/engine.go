@@ -154,6 +154,7 @@ type Engine struct {
 
 	recording sync.WaitGroup // records that are on their way to the disk
 
+	life context.Context // until Close
 	stop context.CancelFunc
 	wg   sync.WaitGroup
 }
@@ -168,7 +169,7 @@ func New(ctx context.Context, parts Parts, cfg Config) (*Engine, error) {
 	}
 	life, stop := context.WithCancel(context.WithoutCancel(ctx))
 	e := &Engine{
-		Parts: parts, cfg: cfg, log: cfg.Log, stop: stop,
+		Parts: parts, cfg: cfg, log: cfg.Log, life: life, stop: stop,
 		captures:  sched.NewRunner(cfg.Captures),
 		removals:  sched.NewRunner(2),
 		clones:    make(chan struct{}, clonesAtOnce),

@@ -46,8 +46,10 @@ func (e *Engine) ImportImage(ctx context.Context, path, name string, progress fu
 		return tx.PutImage(recorded)
 	})
 	if err != nil {
-		e.removeSnapshot(r.NewBase)
-		e.removeStrayLayers(context.WithoutCancel(ctx))
+		if !unsettled(err) {
+			e.removeSnapshot(r.NewBase)
+			e.removeStrayLayers(context.WithoutCancel(ctx))
+		}
 		return nil, fmt.Errorf("recording image %s: %w", r.Image.Digest, err)
 	}
 	r.Image = recorded

@@ -56,7 +56,7 @@ func (e *Engine) ImportTree(ctx context.Context, r io.Reader, newIDs bool, commi
 	m.e.imports.RLock() // RemoveImage waits
 	defer m.e.imports.RUnlock()
 	defer func() {
-		if err != nil {
+		if err != nil && !unsettled(err) {
 			m.undo()
 		}
 	}()

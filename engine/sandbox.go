@@ -136,24 +136,17 @@ func (s *sandbox) abort(e *Engine) {
 	if err := e.drop(ctx, s, "lost by a defect"); err != nil {
 		e.log.Error("ending a sandbox after a panic", "sandbox", s.id, "error", err)
 	}
-	_, err := e.Store.Update(ctx, func(tx *tree.Tx) error {
-		var left []ids.Node
-		e.mu.Lock()
-		for n := range tx.PendingCaptures() {
-			if n.Sandbox == s.id && e.pending[n.ID] == nil {
-				left = append(left, n.ID)
-			}
+	var left []ids.Node
+	v := e.Store.View()
+	e.mu.Lock()
+	for n := range v.PendingCaptures() {
+		if n.Sandbox == s.id && e.pending[n.ID] == nil {
+			left = append(left, n.ID)
 		}
-		e.mu.Unlock()
-		for _, id := range left {
-			if err := tx.SetWithheld(id, "capture lost: a defect in the daemon ended its sandbox"); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		e.log.Error("withholding nodes after a panic", "sandbox", s.id, "error", err)
+	}
+	e.mu.Unlock()
+	for _, id := range left {
+		e.withhold(id, "capture lost: a defect in the daemon ended its sandbox")
 	}
 }
 

@@ -291,7 +291,8 @@ func TestFullDiskIsRefusedAndRecovers(t *testing.T) {
 	disk.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: 32 << 20})
 	_, err = s.Update(context.Background(), func(tx *Tx) error { return tx.Pin(tr.Root) })
 	wantFault(t, err, fault.Exhausted, "disk_full")
-	mustPrune(t, s, lost.ID, false) // that is how space comes back
+	mustPrune(t, s, lost.ID, false)                                                               // that is how space comes back
+	mustUpdate(t, s, func(tx *Tx) error { return tx.SetWithheld(tr.Root, "its capture failed") }) // somebody waits for that
 	disk.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: 1 << 30})
 	mustNode(t, s, tr.Root)
 }

@@ -34,7 +34,7 @@ type Options struct {
 	MaxRemovals int
 	// MinFree is how many bytes must stay free on the disk: below it changes are
 	// refused with Exhausted "disk_full", and work again once there is space; 0: 64 MiB.
-	// Changes that remove something go on down to a quarter of it.
+	// Changes that withhold or remove something go on down to a quarter of it.
 	MinFree uint64
 
 	archiveStep int // how many nodes of a tree one change archives; 0: 512

@@ -22,7 +22,7 @@ type Tx struct {
 	ops    []op
 	events []Event
 	rows   []rowChange
-	// removes: it deletes a sandbox, an image, nodes or condemned snapshots.
+	// removes: it deletes a sandbox, an image, nodes or condemned snapshots, or withholds a node.
 	removes bool
 
 	// What may have lost its last user, looked at by settle.

@@ -69,8 +69,10 @@ func (tx *Tx) SetProven(id ids.Checkpoint) error {
 	return nil
 }
 
-// SetWithheld marks a node as not restorable exactly, and why.
+// SetWithheld marks a node as not restorable exactly, and why. It may use the space that is kept for
+// removals: somebody may wait for the node to be decided.
 func (tx *Tx) SetWithheld(id ids.Node, reason string) error {
+	tx.removes = true
 	if reason == "" {
 		return invalid("node %s can't be withheld without a reason", id)
 	}
