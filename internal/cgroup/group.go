@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -241,8 +242,52 @@ func readFile(path string, buf []byte) (int, error) {
 	return n, nil
 }
 
-// Kill kills every process in a v2 group and below, forks included.
-func Kill(dir string) error { return write(dir+"/cgroup.kill", "1") }
+// killRounds bounds how often Kill looks for processes that cgroup.kill has spared. Each
+// round ends all that were there, so that the next finds only what these had just started.
+const killRounds = 8
+
+// Kill kills every process in a v2 group and below, forks included. cgroup.kill alone
+// signals first threads only: a process whose first thread has exited while others
+// go on doesn't notice, and is killed by its pid.
+func Kill(dir string) error {
+	for range killRounds {
+		if err := write(dir+"/cgroup.kill", "1"); err != nil {
+			return err
+		}
+		if !killHeadless(dir) {
+			return nil
+		}
+	}
+	return nil
+}
+
+// killHeadless kills the processes of a group whose first thread has exited, and says whether
+// there were any.
+func killHeadless(dir string) (any bool) {
+	pids, _ := Pids(dir)
+	for _, pid := range pids {
+		if !headless(pid) {
+			continue
+		}
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			continue
+		}
+		// What fd stands for is this group's if the pid still is.
+		if now, _ := Pids(dir); slices.Contains(now, pid) && unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) == nil {
+			any = true
+		}
+		unix.Close(fd)
+	}
+	return any
+}
+
+// headless: the first thread has exited. A group doesn't list a process that has no thread left.
+func headless(pid int) bool {
+	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	name := bytes.LastIndexByte(stat, ')') // which may have any character in it
+	return err == nil && name >= 0 && bytes.HasPrefix(stat[name:], []byte(") Z"))
+}
 
 // Freeze stops every process in a v2 group and below, and returns when they are.
 func Freeze(ctx context.Context, dir string) error {
