@@ -3,6 +3,7 @@ module github.com/boxwood-rl/boxwood
 go 1.26.0
 
 require (
+	github.com/anishathalye/porcupine v1.0.3
 	github.com/apache/arrow/go/v17 v17.0.0
 	github.com/cilium/ebpf v0.22.0
 	github.com/cockroachdb/pebble/v2 v2.1.7

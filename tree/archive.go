@@ -346,31 +346,55 @@ func (s *Store) archiveRows(tree nodeKey, max int) (rows []nodeRow, err error) {
 	return rows, err
 }
 
-// archivedNode reads one node from the disk.
+// elsewhere reads a node that this View doesn't have in memory: its tree is archived, or was then.
+func (v *View) elsewhere(id ids.Node) (*Node, error) {
+	n, err := v.s.archivedNode(id)
+	if err == nil && n.CreateIndex > v.index {
+		return nil, noNode(id)
+	}
+	return n, err
+}
+
 func (s *Store) archivedNode(id ids.Node) (*Node, error) {
 	k, ok := keyOf(id, "nd_")
 	if !ok {
 		return nil, noNode(id)
 	}
-	tree, err := s.where(k)
-	if err != nil {
-		return nil, err
+	for {
+		tree, err := s.where(k)
+		if err != nil {
+			return nil, err
+		}
+		if tree == nil { // it was recalled since, or there is none
+			now := s.View()
+			if n, err := now.reader.Node(id); err == nil {
+				return n, nil
+			}
+			// Or it is on its way: what the disk has is seen by Views a little later.
+			s.archiving.Lock()
+			tree, err = s.where(k)
+			now = s.View()
+			s.archiving.Unlock()
+			if err != nil {
+				return nil, err
+			}
+			if tree == nil {
+				return now.reader.Node(id)
+			}
+		}
+		b, err := s.log.get(archiveKey(*tree, k))
+		if errors.Is(err, pebble.ErrNotFound) { // it was recalled since
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		row := nodeRow{k, string(b)}
+		if _, err := row.refs(); err != nil {
+			return nil, damagedRow(archiveRows, string(id), err)
+		}
+		return row.node(), nil
 	}
-	if tree == nil {
-		return nil, noNode(id)
-	}
-	b, err := s.log.get(archiveKey(*tree, k))
-	if errors.Is(err, pebble.ErrNotFound) { // it was recalled since
-		return s.View().reader.Node(id)
-	}
-	if err != nil {
-		return nil, err
-	}
-	row := nodeRow{k, string(b)}
-	if _, err := row.refs(); err != nil {
-		return nil, damagedRow(archiveRows, string(id), err)
-	}
-	return row.node(), nil
 }
 
 // shelf is the archived tree that a View read last.
@@ -409,18 +433,17 @@ func (v *View) load(id ids.Tree) (reader, error) {
 		return v.shelf.r, nil
 	}
 	k, _ := keyOf(id, "tr_")
-	rows := map[nodeKey]string{}
-	onDisk, err := v.s.archiveRows(k, 0)
+	rows, ok, err := v.s.gather(id, k)
+	if err == nil && !ok { // it moved meanwhile
+		v.s.archiving.Lock()
+		rows, ok, err = v.s.gather(id, k)
+		v.s.archiving.Unlock()
+		if err == nil && !ok {
+			err = fault.New(fault.DataLoss, "log_damaged", "rows of nodes of the archived tree %s are gone", id)
+		}
+	}
 	if err != nil {
 		return reader{}, err
-	}
-	for _, row := range onDisk {
-		rows[row.id] = row.b
-	}
-	for _, r := range []reader{v.s.View().reader, v.reader} { // some may have come back meanwhile
-		for row := range r.rowsIn(nodesByTree, k[:]) {
-			rows[row.id] = row.b
-		}
 	}
 	db, err := memdb.NewMemDB(schema())
 	if err != nil {
@@ -441,6 +464,38 @@ func (v *View) load(id ids.Tree) (reader, error) {
 	return v.shelf.r, nil
 }
 
+// gather has the nodes of a tree that may be archived, as they are at one instant; not ok: it
+// moved while they were read. Nodes change only while all are in memory, and the tree's ModifyIndex tells
+// whether that has been.
+func (s *Store) gather(id ids.Tree, k nodeKey) (rows map[nodeKey]string, ok bool, err error) {
+	rows = map[nodeKey]string{}
+	collect := func(v *View) {
+		for row := range v.rowsIn(nodesByTree, k[:]) {
+			rows[row.id] = row.b
+		}
+	}
+	before := s.View()
+	was, err := before.Tree(id)
+	if err != nil { // pruned meanwhile
+		return rows, true, nil
+	}
+	collect(before)
+	if was.Archive == InMemory {
+		return rows, true, nil
+	}
+	onDisk, err := s.archiveRows(k, 0)
+	if err != nil {
+		return nil, false, err
+	}
+	for _, row := range onDisk {
+		rows[row.id] = row.b
+	}
+	after := s.View()
+	collect(after)
+	now, err := after.Tree(id)
+	return rows, err == nil && now.ModifyIndex == was.ModifyIndex && len(rows) == after.NodeCount(id), nil
+}
+
 // home is the reader that has a node and those around it.
 func (v *View) home(id ids.Node) reader {
 	k, ok := keyOf(id, "nd_")
@@ -450,8 +505,8 @@ func (v *View) home(id ids.Node) reader {
 	if row, ok := v.row(k); ok {
 		return v.of(ids.Tree(ids.Text("tr_", row.mustRefs().tree)))
 	}
-	if tree, err := v.s.where(k); err == nil && tree != nil {
-		return v.of(ids.Tree(ids.Text("tr_", *tree)))
+	if n, err := v.elsewhere(id); err == nil {
+		return v.of(n.Tree)
 	}
 	return v.reader
 }

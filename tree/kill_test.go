@@ -340,3 +340,59 @@ func TestFailedFlushIsSticky(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// If it fails, an answer that rests on another's change is given before that change is durable: a node
+// is said to be pinned, or to be gone, and isn't after a crash.
+func TestAnswersRestOnWhatIsDurable(t *testing.T) {
+	disk := vfs.NewCrashableMem()
+	var armed atomic.Bool
+	flushing, fail := make(chan struct{}), make(chan struct{})
+	fs := errorfs.Wrap(disk, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if strings.HasSuffix(op.Path, ".log") && op.Kind.ReadOrWrite() == errorfs.OpIsWrite && armed.CompareAndSwap(true, false) {
+			close(flushing)
+			<-fail
+			return syscall.EIO
+		}
+		return nil
+	}))
+	s, err := Open("state", Options{FS: fs})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	tr := mustTree(t, s)
+	lost := mustNode(t, s, tr.Root)
+	armed.Store(true)
+	var wg sync.WaitGroup
+	broken := func(what string, change func(tx *Tx) error) {
+		if _, err := s.Update(context.Background(), change); err == nil || fault.As(err).Reason != "store_failed" {
+			t.Errorf("%s: got %v, want store_failed", what, err)
+		}
+	}
+	wg.Go(func() {
+		broken("the change itself", func(tx *Tx) error {
+			if err := tx.Pin(tr.Root); err != nil {
+				return err
+			}
+			_, err := tx.Prune(lost.ID, false)
+			return err
+		})
+	})
+	<-flushing
+	var ran sync.WaitGroup
+	answer := func(what string, change func(tx *Tx) error) {
+		ran.Add(1)
+		once := sync.OnceFunc(ran.Done)
+		wg.Go(func() {
+			broken(what, func(tx *Tx) error {
+				defer once()
+				return change(tx)
+			})
+		})
+	}
+	answer("pinned already", func(tx *Tx) error { return tx.Pin(tr.Root) })
+	answer("pruned already", func(tx *Tx) error { return tx.Pin(lost.ID) })
+	ran.Wait()
+	close(fail)
+	wg.Wait()
+}

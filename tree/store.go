@@ -165,6 +165,7 @@ func (s *Store) Close() error {
 
 // Update makes one change. f runs alone and sees all earlier changes; if it
 // returns an error nothing of it stays, and Update returns that error as it is.
+// (All that either answer may rest on is durable by then.)
 // Otherwise the change is made durable (sharing the disk's flush with those
 // that wait at the same time), then visible, then sent to watchers. index is
 // that of its last write.
@@ -184,14 +185,22 @@ func (s *Store) Close() error {
 // tag rehearse has every f run twice.
 func (s *Store) Update(ctx context.Context, f func(tx *Tx) error) (index uint64, err error) {
 	g, first, index, err := s.applyHere(ctx, f)
-	if err != nil || g == nil {
-		return index, err
-	}
 	if first {
 		s.flush()
 	}
+	return index, g.wait(err)
+}
+
+// wait waits until what a change wrote, or saw, is durable; err is how its function ended.
+func (g *group) wait(err error) error {
+	if g == nil || err != nil && !answersWait {
+		return err
+	}
 	<-g.done
-	return index, g.err
+	if g.err != nil {
+		return g.err
+	}
+	return err
 }
 
 // Start is Update in two steps, for a change that must be in order but that
@@ -201,18 +210,12 @@ func (s *Store) Update(ctx context.Context, f func(tx *Tx) error) (index uint64,
 func (s *Store) Start(ctx context.Context, f func(tx *Tx) error) (done func() error, err error) {
 	g, first, _, err := s.applyHere(ctx, f)
 	if err != nil {
-		return nil, err
+		return nil, g.wait(err)
 	}
 	if first {
 		go s.flush()
 	}
-	return func() error {
-		if g == nil {
-			return nil
-		}
-		<-g.done
-		return g.err
-	}, nil
+	return func() error { return g.wait(nil) }, nil
 }
 
 // applyHere is apply with the trees in memory that f wants.
@@ -233,8 +236,10 @@ func (s *Store) applyHere(ctx context.Context, f func(tx *Tx) error) (g *group, 
 	}
 }
 
-// apply runs f over head and adds what it wrote to the open group; nil if it
-// wrote nothing. If first, nobody flushes, and the caller has to.
+// apply runs f over head and adds what it wrote to the open group, g. If it wrote nothing or was refused, g is
+// the last group that it may have seen changes of; nil: none. Who answers before that is durable
+// says what a read doesn't show yet, and what a crash could undo. If first, nobody flushes, and
+// the caller has to.
 func (s *Store) apply(ctx context.Context, f func(tx *Tx) error) (g *group, first bool, index uint64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -253,7 +258,7 @@ func (s *Store) apply(ctx context.Context, f func(tx *Tx) error) (g *group, firs
 	g = s.open
 	if rehearse {
 		if err := s.rehearse(g, f); err != nil {
-			return nil, false, 0, err
+			return s.latest, false, 0, err
 		}
 	}
 	tx := s.begin(g)
@@ -264,10 +269,10 @@ func (s *Store) apply(ctx context.Context, f func(tx *Tx) error) (g *group, firs
 		}
 	}()
 	if err := tx.run(f); err != nil {
-		return nil, false, 0, err
+		return s.latest, false, 0, err
 	}
 	if len(tx.ops) == 0 {
-		return nil, false, s.next, nil
+		return s.latest, false, s.next, nil
 	}
 	if err := s.room(tx, g); err != nil {
 		return nil, false, 0, err

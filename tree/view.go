@@ -12,7 +12,8 @@ import (
 	"github.com/boxwood-rl/boxwood/internal/ids"
 )
 
-// View is a consistent, read-only instant of the store. It needs no closing.
+// View is a consistent, read-only instant of the store. It needs no closing. An archived tree is as it is when
+// its nodes are first asked for, if it was changed in between.
 type View struct {
 	reader
 	s     *Store
@@ -204,7 +205,7 @@ var counted = [len(totals{})]string{trees, nodes, checkpoints, sandboxes, images
 func (v *View) Node(id ids.Node) (*Node, error) {
 	n, err := v.reader.Node(id)
 	if err != nil {
-		return v.s.archivedNode(id)
+		return v.elsewhere(id)
 	}
 	return n, nil
 }

@@ -1,0 +1,5 @@
+//go:build sabotage_answers
+
+package tree
+
+const answersWait = false
