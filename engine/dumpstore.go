@@ -20,6 +20,7 @@ import (
 
 const (
 	imagesDir = "images"
+	dumpsDir  = "dumps" // of the run folder
 	sumsName  = "sums"
 )
 
@@ -110,6 +111,16 @@ type heldDump struct {
 	used   time.Time
 }
 
+// DumpPlaces are the folders in which a daemon with this state and run folder may have
+// the dump of a process state: it is in memory first, and on the disk from a little later.
+func DumpPlaces(state, run string, id ids.Process) []string {
+	return []string{filepath.Join(run, dumpsDir, string(id)), (&vault{filepath.Join(state, processesDir)}).folder(id)}
+}
+
+// VerifyDump holds every file of the dump in a folder against its sum, and the sums against the
+// digest on record.
+func VerifyDump(dir, digest string) error { return checkSeal(dir, digest) }
+
 // openDumpStore takes over what a former daemon left in memory. limit 0: an eighth of
 // the host's memory.
 func openDumpStore(v *vault, run string, limit int64, log func(string, ...any)) (*dumpStore, error) {
@@ -123,7 +134,7 @@ func openDumpStore(v *vault, run string, limit int64, log func(string, ...any)) 
 	if !onTmpfs(run) {
 		return s, nil // the run folder is on a disk: no better than the vault
 	}
-	s.memory = filepath.Join(run, "dumps")
+	s.memory = filepath.Join(run, dumpsDir)
 	return s, os.MkdirAll(s.memory, 0o700)
 }
 
@@ -381,11 +392,4 @@ func (s *dumpStore) close() {
 	if s.memory != "" && len(s.held) == 0 {
 		_ = os.Remove(s.memory)
 	}
-}
-
-// inMemory counts the bytes held.
-func (s *dumpStore) inMemory() int64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.bytes
 }

@@ -156,8 +156,10 @@ func (k emptyKeeper) start(ctx context.Context, root box.Root, id box.Identity, 
 // whenever it is read.
 type vault struct{ dir string }
 
+const processesDir = "processes" // of the state folder
+
 func openVault(state string) (*vault, error) {
-	v := &vault{dir: filepath.Join(state, "processes")}
+	v := &vault{dir: filepath.Join(state, processesDir)}
 	if err := os.MkdirAll(v.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("making the folder of process states: %w", err)
 	}

@@ -13,9 +13,10 @@ failed=() left_out=()
 find_python() { # 3.N
   local candidate
   for candidate in "$(command -v "python$1")" "${PYENV_ROOT:-$HOME/.pyenv}"/versions/"$1".*/bin/python; do
-    [ -x "$candidate" ] && [ "$("$candidate" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)" = "$1" ] || continue
-    echo "$candidate"
-    return
+    if [ -x "$candidate" ] && [ "$("$candidate" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)" = "$1" ]; then
+      echo "$candidate"
+      return
+    fi
   done
   return 1
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/boxwood-rl/boxwood/engine"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/tree"
 )
@@ -32,7 +33,7 @@ func (c *checker) processes(context.Context) error {
 				}})
 			continue
 		}
-		if err := whole(folder, p); err != nil {
+		if err := c.whole(p); err != nil {
 			c.lostProcess(p, err)
 		}
 	}
@@ -63,20 +64,31 @@ func (c *checker) lostProcess(p *tree.ProcessState, err error) {
 		Fix: "withhold " + these(users, "node"), mend: withhold("state lost: the process state isn't what was saved", users...)})
 }
 
-// whole holds a content against its record: one that is one file, by its digest; of
-// others, that it is there (whoever restores it compares it).
-func whole(folder string, p *tree.ProcessState) error {
-	entries, err := os.ReadDir(folder)
-	if err != nil {
-		return err
+// whole holds a content against its record, in every place where it is.
+func (c *checker) whole(p *tree.ProcessState) error {
+	if p.Kind != tree.Dump {
+		return wholeFile(filepath.Join(c.o.State, "processes", string(p.ID), "content"), p.Digest)
 	}
-	if len(entries) == 0 {
-		return errors.New("its folder is empty")
+	missing := error(nil)
+	there := false
+	for _, dir := range engine.DumpPlaces(c.o.State, c.o.RunDir, p.ID) {
+		if _, err := os.Lstat(dir); err != nil {
+			missing = err
+			continue
+		}
+		there = true
+		if err := engine.VerifyDump(dir, p.Digest); err != nil {
+			return err
+		}
 	}
-	f, err := os.Open(filepath.Join(folder, "content"))
-	if errors.Is(err, os.ErrNotExist) && p.Kind != tree.Shells {
+	if there {
 		return nil
 	}
+	return missing
+}
+
+func wholeFile(path, digest string) error {
+	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}
@@ -85,7 +97,7 @@ func whole(folder string, p *tree.ProcessState) error {
 	if _, err := io.Copy(h, f); err != nil {
 		return err
 	}
-	if hex.EncodeToString(h.Sum(nil)) != p.Digest {
+	if hex.EncodeToString(h.Sum(nil)) != digest {
 		return errors.New("it has other bytes than were saved")
 	}
 	return nil

@@ -170,7 +170,7 @@ func TestKilledCRIU(t *testing.T) {
 		until := time.Now().Add(20 * time.Second)
 		for criu := 0; ; {
 			if criu = d.criuOf(); criu > 0 {
-				time.Sleep(time.Duration(i) * 12 * time.Millisecond) // where it is hit is the case, not a wait
+				<-time.After(time.Duration(i) * 12 * time.Millisecond) // where it is hit is the case, not a wait
 				_ = syscall.Kill(criu, syscall.SIGKILL)
 				break
 			}

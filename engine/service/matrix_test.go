@@ -532,12 +532,18 @@ func (w *world) breakAt(step string, how failpoint.How) {
 
 // hit waits until the armed step was come to, some of which lie behind replies.
 func (w *world) hit(d *daemon, step string) bool {
-	for began := time.Now(); time.Since(began) < 20*time.Second; time.Sleep(5 * time.Millisecond) {
+	again, enough := time.NewTicker(5*time.Millisecond), time.After(20*time.Second)
+	defer again.Stop()
+	for {
 		if answer, alive := d.tell("?"); !alive || answer == "true" {
 			return true
 		}
+		select {
+		case <-again.C:
+		case <-enough:
+			return false
+		}
 	}
-	return false
 }
 
 func (w *world) start() {

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 func (d *daemon) open(t testing.TB, sandbox, name string, change ...func(*boxwoodv1.OpenSessionRequest)) *boxwoodv1.OpenSessionResponse {
@@ -415,11 +417,20 @@ func TestShellsSurviveAKilledDaemon(t *testing.T) {
 			if out, ok := d.tell("kill 1 " + step); !ok || out != "armed <nil>" {
 				t.Fatal(out)
 			}
-			n := d.say(t, sb.GetId(), "main", "x=2").GetNode()
-			_, _ = d.client.WaitCaptured(ctx(t), &boxwoodv1.WaitCapturedRequest{NodeIds: []string{n.GetId()}})
+			// The kill may come before the reply is out; the node is there all the same.
+			said, err := d.tryRun(t, &boxwoodv1.RunTurnRequest{SandboxId: sb.GetId(), Command: &boxwoodv1.Command{Session: "main", Shell: []byte("x=2")}})
+			if err != nil && status.Code(err) != codes.Unavailable {
+				t.Fatal(err)
+			}
+			_, _ = d.client.WaitCaptured(ctx(t), &boxwoodv1.WaitCapturedRequest{NodeIds: []string{said.GetNode().GetId()}})
 			_ = d.cmd.Wait()
 			d.kill()
 			d = startDaemon(t, dir)
+			all := d.nodesOf(t, sb.GetTreeId())
+			n := all[len(all)-1]
+			if n.GetParentId() != before.GetId() || (err == nil && n.GetId() != said.GetNode().GetId()) {
+				t.Fatalf("the last node is %s, a child of %s", n.GetId(), n.GetParentId())
+			}
 			got := d.captured(t, n.GetId())[0]
 			t.Log(got.GetCapture(), got.GetWithheldReason())
 			for id, x := range map[string]string{before.GetId(): "1\n", n.GetId(): "2\n"} {
