@@ -139,6 +139,10 @@ func (c *checker) archive() error {
 	c.archived = map[nodeKey]nodeKey{}
 	of, holds, payloads := map[nodeKey]int64{}, map[string]bool{}, map[string]bool{}
 	if err := c.log.each(archiveRows, func(k, value []byte) error {
+		if len(k) != 32 {
+			c.say("an archived node has the key %x, which is no tree and node", k)
+			return nil
+		}
 		row := nodeRow{nodeKey(k[16:]), string(value)}
 		id, tree := ids.Text("nd_", row.id), nodeKey(k)
 		f, err := row.refs()
@@ -204,7 +208,7 @@ func (c *checker) archive() error {
 		return err
 	}
 	err := c.log.each(payloadHoldRows, func(k, _ []byte) error {
-		if !payloads[string(k)] && !c.moving(k[32:]) {
+		if len(k) != 48 || !payloads[string(k)] && !c.moving(k[32:]) {
 			c.say("a payload is held for no archived node: %x", k)
 		}
 		delete(payloads, string(k))
