@@ -190,6 +190,33 @@ func TestChangeOfManyArchivedTreesIsOne(t *testing.T) {
 	}
 }
 
+// If it fails, a reader whose View is older than the return of a tree to memory finds nothing of it.
+func TestOldViewOfATreeThatCameBack(t *testing.T) {
+	s := mustOpen(t, "state", memory())
+	tr := mustTree(t, s)
+	n := mustNode(t, s, tr.Root)
+	mustSetClosed(t, s, tr.ID, true)
+	if err := s.Archive(context.Background(), tr.ID); err != nil {
+		t.Fatal(err)
+	}
+	byNode, byChild, byTree := s.View(), s.View(), s.View()
+	if err := s.Recall(context.Background(), tr.ID); err != nil {
+		t.Fatal(err)
+	}
+	later := mustNode(t, s, n.ID)
+	if _, err := byNode.Node(n.ID); err != nil {
+		t.Error(err)
+	}
+	_, err := byNode.Node(later.ID)
+	wantFault(t, err, fault.NotFound, "node_not_found")
+	if got := idsOf(byChild.Children(tr.Root)); !slices.Equal(got, []ids.Node{n.ID}) {
+		t.Errorf("children of the root are %v, want %s", got, n.ID)
+	}
+	if got := idsOf(byTree.NodesOf(tr.ID)); len(got) < 2 || got[0] != tr.Root || got[1] != n.ID {
+		t.Errorf("nodes are %v", got)
+	}
+}
+
 // If it fails, a lost process state is not found at the nodes of an archived tree, which then
 // look restorable.
 func TestStateUsersOfAnArchivedTree(t *testing.T) {
