@@ -244,7 +244,9 @@ func TestDaemonKilledInTheWindow(t *testing.T) {
 // it is.
 func TestAFlippedByteOfADumpIsRefused(t *testing.T) {
 	testenv.Require(t, testenv.CRIU)
-	d := running(t)
+	d := startDaemon(t, "")
+	expected.Store(d.dir, "lost_state")
+	d.importRoot(t)
 	_, sb := d.newTree(t)
 	n := d.run(t, sb.GetId(), `x=secret; (while :; do read -t 1000 -u 9; done) 9<>/dev/null >/dev/null 2>&1 & sleep 1000 >/dev/null 2>&1 & true`).GetNode()
 	d.saved(t, n.GetId())
