@@ -3,12 +3,13 @@
 // past node.
 //
 // The path of one turn, by file: turn.go (begin, exec, end: the node is written
-// and the reply goes out; command.go and transfer.go are what a turn is made of),
-// capture.go (the shadow), fork.go (children of a node; spares.go makes some ahead,
-// births.go remembers them), evaluate.go
-// (a node graded out of its agent's reach), rollback.go, trees.go (where trees start), sandbox.go
-// (what is live: locks, leases, release), restart.go (what is found after a
-// crash), audit.go (verdicts held against the file system).
+// and the reply goes out; command.go, sessions.go and transfer.go are what a turn is made
+// of), capture.go (the shadow), halves.go (what a capture saves of processes, and how
+// a child gets it: shells.go, dumps.go), fork.go (children of a node; spares.go makes
+// some ahead, births.go remembers them), evaluate.go (a node graded out of its agent's
+// reach), rollback.go, trees.go (where trees start), evict.go (states that go), sandbox.go
+// (what is live: locks, leases, release), restart.go (what is found after a crash), audit.go
+// (verdicts held against the file system).
 //
 // Locks, outermost first: a sandbox's slot (held for a whole turn, capture
 // wait, rollback or release) > sandbox.mu (fields, never held over I/O) >
