@@ -49,6 +49,9 @@ vi                 vim-tiny         the inspector is tested with it
 rsync              rsync            the inspector is tested with it
 sqlite3            sqlite3          the inspector is tested with it
 npm                npm              the inspector is tested with it
+node               nodejs           process states are tested with it
+tmux               tmux             process states are tested with it
+redis-server       redis-server     process states are tested with it
 /usr/lib/postgresql/*/bin/initdb postgresql the inspector is tested with it
 "
 there() {

@@ -61,7 +61,7 @@ var payloads = []payload{
 	{name: "redis", needs: "redis-server",
 		start: `redis-server --port 0 --unixsocket /tmp/r.sock --save '' --dir /tmp >/tmp/log 2>&1 </dev/null & until redis-cli -s /tmp/r.sock ping >/dev/null 2>&1; do sleep 0.02; done`,
 		step:  `redis-cli -s /tmp/r.sock incr n`},
-	{name: "postgres", needs: "postgres",
+	{name: "postgres", needs: "/usr/lib/postgresql/15/bin/postgres",
 		start: `mkdir -p /var/pg /run/pg; chown agent /var/pg /run/pg; export PATH=/usr/lib/postgresql/15/bin:$PATH
 			setpriv --reuid 1000 --regid 1000 --clear-groups initdb -D /var/pg -A trust --locale C -E UTF8 >/tmp/initdb 2>&1 || { cat /tmp/initdb; exit 1; }
 			setpriv --reuid 1000 --regid 1000 --clear-groups pg_ctl -D /var/pg -o '-k /run/pg -h "" -c fsync=off' -l /var/pg/log -w start >/dev/null || { cat /var/pg/log; exit 1; }
@@ -154,6 +154,9 @@ func TestPayloads(t *testing.T) {
 		t.Run(p.name, func(t *testing.T) {
 			if p.nightly && os.Getenv("BOXWOOD_NIGHTLY") == "" {
 				t.Skip("nightly: BOXWOOD_NIGHTLY=1")
+			}
+			if p.needs != "" {
+				testenv.Require(t, testenv.Program(p.needs))
 			}
 			const wide, deep = 4, 5
 			sb := d.newPayload(t, p)
