@@ -206,6 +206,10 @@ func (l *look) process(pid int, own bool) (*Process, error) {
 		return p, inherited(dir, pid, fact)
 	}
 	zombie := strings.HasPrefix(st["State"], "Z")
+	// A process without a live thread is no longer listed a moment later, here as in a restored child.
+	if zombie && st["Threads"] == "1" {
+		return nil, ErrExiting
+	}
 	if stat, err := statFields(dir); err != nil {
 		return nil, err
 	} else if flags, err := strconv.ParseUint(stat[6], 10, 32); err != nil || flags&exiting != 0 && !zombie {
