@@ -59,7 +59,7 @@ def test_a_cancelled_task_ends_its_turn(socket_path: str, image: str, streamed: 
                 )
                 await begun.wait()
             else:
-                task = asyncio.create_task(tree.sandbox.run("sleep 600"))
+                task = asyncio.create_task(tree.sandbox.run("sleep 600", busy_wait=60))
                 # Busy means that the turn was taken up.
                 while True:
                     try:
