@@ -195,7 +195,7 @@ func (v *vault) putFile(id ids.Process, content []byte) (digest string, err erro
 	if _, err := f.Write(content); err != nil {
 		return "", err
 	}
-	if err := f.Sync(); err != nil {
+	if err := errors.Join(f.Sync(), flush(dir), flush(v.dir)); err != nil {
 		return "", err
 	}
 	sum := sha256.Sum256(content)
