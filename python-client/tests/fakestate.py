@@ -332,7 +332,14 @@ class State:
             timed_out = threading.Event()
             timer = threading.Timer(deadline, lambda: (timed_out.set(), kill()))
             timer.start()
-            context.add_callback(kill)
+            ended = threading.Event()
+
+            def gone() -> None:  # also called when the call has ended as it should
+                if not ended.is_set():
+                    box.cancelled.set()
+                    kill()
+
+            context.add_callback(gone)
             if box.cancelled.is_set():
                 kill()
             errors: list[bytes] = []
@@ -352,6 +359,7 @@ class State:
             if errors[0]:
                 yield pb.TurnEvent(stderr=errors[0])
             code = process.wait()
+            ended.set()
             timer.cancel()
         box.process = None
         limit = command.output_limit or 65536

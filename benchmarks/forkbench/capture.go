@@ -1,0 +1,68 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"sync"
+	"time"
+
+	pb "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
+)
+
+// captures measures how long sandboxes stand still for a capture.
+func (b *bench) captures(ctx context.Context) {
+	info, err := b.client.GetInfo(ctx, &pb.GetInfoRequest{})
+	must(err)
+	b.conditions = fmt.Sprintf("%d cores, Linux %s, other load %s", runtime.NumCPU(), info.Kernel, loadAverage())
+	seen := 0
+	freezes := func(n int, turn func(i int) string) (took []float64) {
+		for i := range n {
+			b.waitCaptured(ctx, turn(i))
+		}
+		// The recorder is told after the node is.
+		for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+			if all := b.column(ctx, "captures", "freeze_ns"); len(all) >= seen+n {
+				took, seen = all[seen:], len(all)
+				return took
+			}
+		}
+		must(fmt.Errorf("captures of %d turns aren't told", n))
+		return nil
+	}
+	made, err := b.client.CreateTree(ctx, &pb.CreateTreeRequest{Start: &pb.CreateTreeRequest_Image{Image: b.image}, WithSandbox: true})
+	must(err)
+	write := func(i int) string { return b.turn(ctx, made.Sandbox.Id, "/bin/touch", fmt.Sprintf("/f%d", i)).Id }
+	n := b.scale(100, 1000)
+	files := freezes(n, write)
+	b.emit("files.freeze_ms.p50", quantile(files, .5), "ms", len(files), "one new file a turn, from the freeze to the thaw")
+	b.emit("files.freeze_ms.p95", quantile(files, .95), "ms", len(files), "one new file a turn, from the freeze to the thaw")
+
+	sandbox, _ := b.withShell(ctx)
+	seen = len(b.column(ctx, "captures", "freeze_ns"))
+	shells := freezes(n, func(i int) string { return b.say(ctx, sandbox, fmt.Sprintf("x=%d", i)).Id })
+	b.emit("shells.freeze_ms.p50", quantile(shells, .5), "ms", len(shells), "one variable of a session a turn, from the freeze to the thaw")
+	b.emit("shells.freeze_ms.p95", quantile(shells, .95), "ms", len(shells), "one variable of a session a turn, from the freeze to the thaw")
+
+	// Four others write as long as this lasts; what they write isn't captured meanwhile.
+	busy, stop := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	for range 4 {
+		other, err := b.client.CreateTree(ctx, &pb.CreateTreeRequest{Start: &pb.CreateTreeRequest_Image{Image: b.image}, WithSandbox: true})
+		must(err)
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			events, err := b.client.RunTurn(busy, &pb.RunTurnRequest{SandboxId: other.Sandbox.Id, Command: &pb.Command{
+				Shell: []byte(`i=0; while :; do printf -v x '%65536s' $i; echo "$x$x$x$x" > /tmp/f$((i++ % 200)); done`)}})
+			for err == nil {
+				_, err = events.Recv()
+			}
+		}()
+	}
+	beside := freezes(n, func(i int) string { return write(n + i) })
+	stop()
+	wg.Wait()
+	b.emit("files.freeze_busy_ms.p50", quantile(beside, .5), "ms", len(beside), "as files.freeze_ms, beside four sandboxes that write 256 KiB files without a pause")
+	b.emit("files.freeze_busy_ms.p95", quantile(beside, .95), "ms", len(beside), "as files.freeze_ms, beside four sandboxes that write 256 KiB files without a pause")
+}
