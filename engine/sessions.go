@@ -124,7 +124,7 @@ func (e *Engine) Sessions(id ids.Sandbox) ([]Session, error) {
 }
 
 // Interrupt sends SIGINT to what runs in a session's foreground, as ^C does, and says
-// whether something ran there. The turn goes on.
+// whether something ran there. The turn goes on. A command that is just being started may miss it.
 func (e *Engine) Interrupt(id ids.Sandbox, name string) (bool, error) {
 	s, err := e.find(id)
 	if err != nil {

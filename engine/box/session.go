@@ -81,9 +81,13 @@ type TalkEnd struct {
 }
 
 // The steps by which an exchange is stopped: an interrupt, then the end of what was
-// started since its beginning, then the end of the session.
+// started since its beginning, then an interrupt for a shell that goes on, then the end of the session.
+//
+// The second interrupt waits until a shell that has nothing to go on with has said so: it drops
+// the line that the shell is at, and that may be the report.
 const (
 	interruptPatience = 500 * time.Millisecond
+	reportPatience    = 100 * time.Millisecond
 	childrenPatience  = 500 * time.Millisecond
 )
 
@@ -586,15 +590,18 @@ func (k *talk) stop(ctx context.Context) error {
 		return k.signal(unix.SIGINT)
 	case 2:
 		k.end.Killed = true
-		k.b.wire.SetReadDeadline(now.Add(childrenPatience))
 		limit, cancel := context.WithTimeout(context.Background(), childrenPatience)
 		defer cancel()
 		if err := k.b.killChildren(limit, k.session, k.spared); err != nil && !fault.Is(err, fault.Deadline) {
 			return err
 		}
-		return k.signal(unix.SIGINT) // a shell goes on with what comes next in its list
+		k.b.wire.SetReadDeadline(time.Now().Add(reportPatience))
+		return nil
+	case 3: // it goes on with what comes next in its list
+		k.b.wire.SetReadDeadline(now.Add(childrenPatience))
+		return k.signal(unix.SIGINT)
 	}
-	if now.Sub(k.stopped) > interruptPatience+childrenPatience+killPatience {
+	if now.Sub(k.stopped) > interruptPatience+childrenPatience+reportPatience+childrenPatience+killPatience {
 		return errProtocol
 	}
 	k.b.wire.SetReadDeadline(now.Add(20 * time.Millisecond))

@@ -311,10 +311,13 @@ func TestInterruptFromOutside(t *testing.T) {
 		})
 	}()
 	<-started
-	for deadline := time.Now().Add(10 * time.Second); ; { // or the interrupt could come before sleep
-		if f, err := b.Facts("a"); err == nil && strings.Contains(f.Busy, "children") {
-			break
-		}
+	// Earlier it could meet the shell's child before that is sleep: it has the shell's handlers then,
+	// and forgets the signal.
+	sleeps := func() bool {
+		procs, err := b.Survivors()
+		return err == nil && slices.ContainsFunc(procs, func(p Proc) bool { return strings.HasPrefix(string(p.Cmdline), "sleep") })
+	}
+	for deadline := time.Now().Add(10 * time.Second); !sleeps(); {
 		if time.Now().After(deadline) {
 			t.Fatal("it doesn't sleep")
 		}
