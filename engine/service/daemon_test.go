@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -219,6 +220,25 @@ func inspectedBut(dir string, fine func(check.Finding) bool) []string {
 	return out
 }
 
+// starts is where commands with Pdeathsig are started: that signal comes when the thread ends that
+// started them, and this one stays.
+var starts = sync.OnceValue(func() chan<- func() {
+	c := make(chan func())
+	go func() {
+		runtime.LockOSThread()
+		for f := range c {
+			f()
+		}
+	}()
+	return c
+})
+
+func startBound(cmd *exec.Cmd) error {
+	done := make(chan error)
+	starts() <- func() { done <- cmd.Start() }
+	return <-done
+}
+
 func launch(dir string) (*daemon, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -239,7 +259,7 @@ func launch(dir string) (*daemon, error) {
 	if d.orders, err = d.cmd.StdinPipe(); err != nil {
 		return nil, err
 	}
-	if err := d.cmd.Start(); err != nil {
+	if err := startBound(d.cmd); err != nil {
 		return nil, err
 	}
 	logged := make(chan struct{})

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -68,6 +69,8 @@ func freezeOne(ctx context.Context, v2 string) (err error) {
 		return err
 	}
 	defer stdin.Close()
+	runtime.LockOSThread() // see runBound
+	defer runtime.UnlockOSThread()
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("starting a process in the group: %w", err)
 	}

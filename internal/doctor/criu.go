@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 )
@@ -95,7 +96,7 @@ func criu(ctx context.Context, path string) finding {
 		Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS,
 		Pdeathsig:  syscall.SIGKILL,
 	}
-	err = cmd.Run()
+	err = runBound(cmd)
 	output := readString(filepath.Join(dir, "output"))
 	step := strings.TrimSpace(readString(filepath.Join(dir, "step")))
 	version := "CRIU " + strings.TrimSpace(readString(filepath.Join(dir, "version")))
@@ -112,6 +113,14 @@ func criu(ctx context.Context, path string) finding {
 		return unknown("preparing the test: %v %s", err, lastLine(output))
 	}
 	return no("%s (%s) failed while %s: %s", version, path, step, criuComplaint(dir, output))
+}
+
+// runBound runs a command that is killed with us (Pdeathsig). That signal comes when the thread ends
+// that started the command, so no other goroutine may have this thread meanwhile, and end it.
+func runBound(cmd *exec.Cmd) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	return cmd.Run()
 }
 
 // criuComplaint is the first error in CRIU's logs, or what was printed last. It

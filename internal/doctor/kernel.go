@@ -112,7 +112,7 @@ func userNamespaces(ctx context.Context) []finding {
 		UidMappings: ids, GidMappings: ids,
 		Pdeathsig: syscall.SIGKILL,
 	}
-	err := cmd.Run()
+	err := runBound(cmd)
 	switch {
 	case err == nil:
 		return []finding{yes("user, mount, pid, ipc, uts and net, root mapped to 100000")}

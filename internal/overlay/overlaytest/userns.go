@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"syscall"
 	"testing"
 
@@ -23,6 +24,8 @@ func UserNS(base uint32) (*os.File, error) {
 	cmd := exec.Command("/bin/cat")
 	cmd.Stdin = r
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: m, GidMappings: m, Pdeathsig: syscall.SIGKILL}
+	runtime.LockOSThread() // Pdeathsig comes when this thread ends
+	defer runtime.UnlockOSThread()
 	err = cmd.Start()
 	r.Close()
 	if err != nil {
