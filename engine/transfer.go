@@ -54,16 +54,11 @@ func (e *Engine) stepTurn(ctx context.Context, id ids.Sandbox, open ids.Turn) (*
 }
 
 func (t *turn) step(ctx context.Context, text string, do transfer) error {
-	t.one.Lock()
-	defer t.one.Unlock()
-	if t.ended || t.stopped() != 0 {
-		return errTurnOver(t.id)
-	}
-	stop := context.AfterFunc(ctx, func() { t.interrupt(tree.Stopped) })
-	defer stop()
-	t.noteText(text)
-	t.touched = true
-	return do(t.ctx, t.b.box)
+	return t.alone(ctx, func() error {
+		t.noteText(text)
+		t.touched = true
+		return do(t.ctx, t.b.box)
+	})
 }
 
 // WriteFile writes or appends to a file of a sandbox.

@@ -163,29 +163,43 @@ func errTurnOver(id ids.Turn) error {
 		WithHint("it ended, its deadline passed or it was cancelled")
 }
 
-// exec runs one command of the turn to its end. A client that goes away
-// cancels the whole turn.
-func (t *turn) exec(ctx context.Context, c Command) (CommandResult, error) {
+// alone runs a step of the turn: one at a time, and none once the turn is over. A client
+// that goes away cancels the whole turn. A step that panics ends the sandbox.
+func (t *turn) alone(ctx context.Context, step func() error) error {
 	t.one.Lock()
 	defer t.one.Unlock()
+	if t.ended || t.stopped() != 0 {
+		return errTurnOver(t.id)
+	}
 	done := false
 	defer func() {
-		if !done && !t.ended { // by a panic
+		if !done { // by a panic
 			t.shut()
 			t.cancel()
 			t.forget()
 			t.s.abort(t.e)
 		}
 	}()
-	r, err := t.execLocked(ctx, c)
+	stop := context.AfterFunc(ctx, func() { t.interrupt(tree.Stopped) })
+	err := step()
+	stop()
+	if err == nil {
+		err = failpoint.Hit("turn ran")
+	}
 	done = true
+	return err
+}
+
+// exec runs one command of the turn to its end.
+func (t *turn) exec(ctx context.Context, c Command) (r CommandResult, err error) {
+	err = t.alone(ctx, func() (err error) {
+		r, err = t.run(c)
+		return err
+	})
 	return r, err
 }
 
-func (t *turn) execLocked(ctx context.Context, c Command) (CommandResult, error) {
-	if t.ended || t.stopped() != 0 {
-		return CommandResult{}, errTurnOver(t.id)
-	}
+func (t *turn) run(c Command) (CommandResult, error) {
 	cmd, err := t.command(c)
 	if err != nil {
 		return CommandResult{}, err
@@ -210,7 +224,6 @@ func (t *turn) execLocked(ctx context.Context, c Command) (CommandResult, error)
 	cmd.Stdout, cmd.Stderr = sink(0), sink(1)
 	t.note(c)
 
-	stop := context.AfterFunc(ctx, func() { t.interrupt(tree.Stopped) })
 	var exit box.Exit
 	ended := false
 	if c.Session != "" {
@@ -219,16 +232,12 @@ func (t *turn) execLocked(ctx context.Context, c Command) (CommandResult, error)
 	} else {
 		exit, err = t.b.box.Exec(t.ctx, cmd)
 	}
-	stop()
 	t.touched = t.touched || !fault.Is(err, fault.Invalid) && !fault.Is(err, fault.NotFound) // the box refuses before it starts anything
 	if err != nil {
 		return CommandResult{}, fmt.Errorf("running a command in sandbox %s: %w", t.s.id, err)
 	}
 	t.last = exit
 	t.spent += exit.Wall
-	if err := failpoint.Hit("turn ran"); err != nil {
-		return CommandResult{}, err
-	}
 	return CommandResult{Observation: observe(own, exit), Status: t.status(), Wall: exit.Wall, SessionEnded: ended}, nil
 }
 

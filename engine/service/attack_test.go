@@ -587,3 +587,32 @@ func TestFullPool(t *testing.T) {
 	}
 	d.forksAlike(t, neighbour, n.GetId())
 }
+
+// A step of a turn that panics costs its sandbox, and nobody else: a command, or a transfer.
+func TestAPanicEndsItsSandboxAlone(t *testing.T) {
+	d := startDaemon(t, "")
+	d.importRoot(t)
+	_, other := d.newTree(t)
+	for what, step := range map[string]func(sandbox string) error{
+		"command": func(sandbox string) error {
+			_, err := d.tryRun(t, &boxwoodv1.RunTurnRequest{SandboxId: sandbox, Command: &boxwoodv1.Command{Shell: []byte("true")}})
+			return err
+		},
+		"transfer": func(sandbox string) error {
+			_, err := d.client.WriteFile(ctx(t), &boxwoodv1.WriteFileRequest{SandboxId: sandbox, Path: "/root/x", Content: []byte("x")})
+			return err
+		},
+	} {
+		_, sb := d.newTree(t)
+		if out, ok := d.tell("panic 1 turn ran"); !ok || out != "armed <nil>" {
+			t.Fatal(out)
+		}
+		if err := step(sb.GetId()); reason(err) != "panic" {
+			t.Errorf("%s: %v", what, err)
+		}
+		if err := step(sb.GetId()); reason(err) != "sandbox_gone" {
+			t.Errorf("%s: after the panic its sandbox answers %v", what, err)
+		}
+	}
+	d.run(t, other.GetId(), "true")
+}
