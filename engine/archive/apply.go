@@ -3,15 +3,14 @@ package archive
 import (
 	"bytes"
 	"crypto/sha256"
-	"errors"
 	"io"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/boxwood-rl/boxwood/internal/xattr"
 	pb "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 )
 
@@ -163,16 +162,15 @@ func dress(at string, e *pb.ArchiveEntry) error {
 }
 
 func dressAttributes(at string, e *pb.ArchiveEntry) error {
-	buf := make([]byte, 64<<10)
-	n, err := unix.Llistxattr(at, buf)
-	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
-		return &os.PathError{Op: "listxattr", Path: at, Err: err}
+	there, err := xattr.List(at)
+	if err != nil {
+		return err
 	}
 	want := map[string]bool{}
 	for _, x := range e.Attributes {
 		want[x.Name] = true
 	}
-	for _, name := range strings.FieldsFunc(string(buf[:max(0, n)]), func(r rune) bool { return r == 0 }) {
+	for _, name := range there {
 		if !want[name] {
 			if err := unix.Lremovexattr(at, name); err != nil {
 				return &os.PathError{Op: "removexattr " + name, Path: at, Err: err}

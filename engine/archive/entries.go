@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/boxwood-rl/boxwood/internal/xattr"
 	pb "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 )
 
@@ -177,7 +178,7 @@ func (w *walker) at(dir int, name, full string) error {
 	}
 	self := "/proc/self/fd/" + strconv.Itoa(fd)
 	e := &pb.ArchiveEntry{Path: []byte(full), Mode: st.Mode, Uid: st.Uid, Gid: st.Gid, Mtime: st.Mtim.Sec, MtimeNs: uint32(st.Mtim.Nsec)}
-	if e.Attributes, err = attributes(self); err != nil {
+	if e.Attributes, err = attributes(fd); err != nil {
 		return &os.PathError{Op: "listxattr", Path: full, Err: err}
 	}
 	var content *os.File
@@ -245,28 +246,22 @@ func digestOf(f *os.File) ([]byte, error) {
 	return h.Sum(nil), err
 }
 
-func attributes(self string) ([]*pb.ArchiveEntry_Attribute, error) {
-	buf := make([]byte, 64<<10)
-	n, err := unix.Listxattr(self, buf)
-	if err == unix.EOPNOTSUPP {
-		return nil, nil
-	}
+func attributes(fd int) ([]*pb.ArchiveEntry_Attribute, error) {
+	names, err := xattr.ListFD(fd)
 	if err != nil {
 		return nil, err
 	}
-	names := strings.FieldsFunc(string(buf[:n]), func(r rune) bool { return r == 0 })
 	slices.Sort(names)
 	var out []*pb.ArchiveEntry_Attribute
 	for _, name := range names {
 		if !carried(name) {
 			continue
 		}
-		value := make([]byte, 64<<10)
-		n, err := unix.Getxattr(self, name, value)
+		value, err := xattr.GetFD(fd, name)
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, &pb.ArchiveEntry_Attribute{Name: name, Value: value[:n]})
+		out = append(out, &pb.ArchiveEntry_Attribute{Name: name, Value: value})
 	}
 	return out, nil
 }

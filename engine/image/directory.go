@@ -5,20 +5,19 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/internal/xattr"
 )
 
 // openDirectory makes one layer of a folder, by way of a tar stream that depends
@@ -209,25 +208,20 @@ func (t *tarWriter) header(fd int, name string) (*tar.Header, error) {
 		}
 		h.Typeflag, h.Linkname = tar.TypeSymlink, string(buf[:n])
 	}
-	return h, readXattrs("/proc/self/fd/"+strconv.Itoa(fd), h.PAXRecords)
+	return h, readXattrs(fd, h.PAXRecords)
 }
 
-func readXattrs(self string, into map[string]string) error {
-	buf := make([]byte, 64<<10)
-	n, err := unix.Listxattr(self, buf)
-	if errors.Is(err, unix.EOPNOTSUPP) || n == 0 && err == nil {
-		return nil
-	}
+func readXattrs(fd int, into map[string]string) error {
+	names, err := xattr.ListFD(fd)
 	if err != nil {
 		return err
 	}
-	for _, name := range strings.FieldsFunc(string(buf[:n]), func(r rune) bool { return r == 0 }) {
-		value := make([]byte, 64<<10)
-		n, err := unix.Getxattr(self, name, value)
+	for _, name := range names {
+		value, err := xattr.GetFD(fd, name)
 		if err != nil {
 			return err
 		}
-		into[xattrPrefix+name] = string(value[:n])
+		into[xattrPrefix+name] = string(value)
 	}
 	return nil
 }

@@ -10,7 +10,6 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -252,7 +251,7 @@ func describe(layer *os.File, name string) (*node, error) {
 		return n, nil
 	}
 	raw := map[string]string{}
-	if err := readXattrs("/proc/self/fd/"+strconv.Itoa(fd), raw); err != nil {
+	if err := readXattrs(fd, raw); err != nil {
 		return nil, err
 	}
 	for key, value := range raw {

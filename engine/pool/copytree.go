@@ -8,6 +8,7 @@ import (
 	"slices"
 	"syscall"
 
+	"github.com/boxwood-rl/boxwood/internal/xattr"
 	"golang.org/x/sys/unix"
 )
 
@@ -85,7 +86,7 @@ func (m *merger) layFolder(src, dst string) error {
 }
 
 func isOpaque(dir string) bool {
-	names, err := listXattrs(dir)
+	names, err := xattr.List(dir)
 	return err == nil && (slices.Contains(names, "trusted.overlay.opaque") || slices.Contains(names, "user.overlay.opaque"))
 }
 

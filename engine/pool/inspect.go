@@ -188,9 +188,6 @@ func (i *Inspection) Verify(id ids.Snapshot, seal tree.Seal) error {
 	return nil
 }
 
-// Stack is what a snapshot lies on, lowest first.
-func (i *Inspection) Stack(id ids.Snapshot) ([]ids.Layer, error) { return i.p.stackOf(id) }
-
 func (p *Btrfs) stackOf(id ids.Snapshot) ([]ids.Layer, error) {
 	return readStack(filepath.Join(p.snapshots.Name(), string(id)))
 }

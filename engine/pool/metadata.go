@@ -6,6 +6,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/boxwood-rl/boxwood/internal/xattr"
 	"golang.org/x/sys/unix"
 )
 
@@ -36,7 +37,7 @@ func copyMetadata(src, dst string) error {
 }
 
 func copyXattrs(src, dst string) error {
-	names, err := listXattrs(src)
+	names, err := xattr.List(src)
 	if err != nil {
 		return err
 	}
@@ -44,7 +45,7 @@ func copyXattrs(src, dst string) error {
 		if strings.HasPrefix(name, "trusted.overlay.") || strings.HasPrefix(name, "user.overlay.") {
 			continue
 		}
-		value, err := getXattr(src, name)
+		value, err := xattr.Get(src, name)
 		if err != nil {
 			return err
 		}
@@ -57,25 +58,4 @@ func copyXattrs(src, dst string) error {
 		}
 	}
 	return nil
-}
-
-func listXattrs(path string) ([]string, error) {
-	buf := make([]byte, 64<<10) // the kernel's bound for a list
-	n, err := unix.Llistxattr(path, buf)
-	if errors.Is(err, unix.EOPNOTSUPP) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, &os.PathError{Op: "listxattr", Path: path, Err: err}
-	}
-	return strings.FieldsFunc(string(buf[:n]), func(r rune) bool { return r == 0 }), nil
-}
-
-func getXattr(path, name string) ([]byte, error) {
-	buf := make([]byte, 64<<10) // the kernel's bound for a value
-	n, err := unix.Lgetxattr(path, name, buf)
-	if err != nil {
-		return nil, &os.PathError{Op: "getxattr " + name, Path: path, Err: err}
-	}
-	return buf[:n], nil
 }
