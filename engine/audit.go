@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -133,7 +132,8 @@ func (e *Engine) submitAudit(s *sandbox, b *body, n *tree.Node) {
 	s.mu.Unlock()
 }
 
-// auditCase is what one audit found.
+// auditCase is what one audit found, and what is needed to do it again: fork the parent
+// node, run the action.
 type auditCase struct {
 	Node    ids.Node
 	Parent  ids.Node
@@ -179,7 +179,7 @@ func (e *Engine) audit(ctx context.Context, s *sandbox, b *body, n *tree.Node, w
 		return nil
 	}
 	e.log.Error("an audit found a change that was judged unchanged", "node", n.ID, "action", n.Action.Text,
-		"files", found.Files, "process", found.Process, "case", e.keepCase(found))
+		"files", found.Files, "process", found.Process, "case", e.keepCase(string(n.ID), found))
 	b.watch.Tainted(row.MissedProcess, "an audit found a change that was missed")
 	if row.MissedProcess {
 		e.withhold(n.ID, "an audit found a change of processes that was missed: "+joinReasons(found.Process))
@@ -191,7 +191,7 @@ func (e *Engine) audit(ctx context.Context, s *sandbox, b *body, n *tree.Node, w
 // compareHalves finds what really changed. Of a sandbox with survivors the files
 // aren't compared: they may have moved on since.
 func (e *Engine) compareHalves(ctx context.Context, b *body, n *tree.Node, was, now *tree.Checkpoint) (*auditCase, error) {
-	c := &auditCase{Node: n.ID, Parent: n.Parent, Action: string(n.Action.Text), Verdict: n.Verdict, Reasons: n.Reasons}
+	c := &auditCase{Node: n.ID, Parent: n.Parent, Action: string(n.Action.Text), Verdict: n.Verdict, Reasons: n.Reasons, Kernel: KernelRelease()}
 	for _, a := range n.Action.Argv {
 		c.Argv = append(c.Argv, string(a))
 	}
@@ -245,14 +245,12 @@ func (e *Engine) compareHalves(ctx context.Context, b *body, n *tree.Node, was, 
 	return c, err
 }
 
-// keepCase writes what is needed to do it again: fork the parent node, run the action.
-func (e *Engine) keepCase(c *auditCase) string {
+// keepCase writes what is needed to look into something that went wrong, under the name of
+// the node or process state that it is about, and says where.
+func (e *Engine) keepCase(name string, v any) string {
 	dir := filepath.Join(e.cfg.StateDir, "audit")
-	path := filepath.Join(dir, string(c.Node)+".json")
-	if v, err := os.ReadFile("/proc/sys/kernel/osrelease"); err == nil {
-		c.Kernel = string(slices.DeleteFunc(v, func(b byte) bool { return b == '\n' }))
-	}
-	data, err := json.MarshalIndent(c, "", "  ")
+	path := filepath.Join(dir, name+".json")
+	data, err := json.MarshalIndent(v, "", "  ")
 	if err == nil {
 		if err = os.MkdirAll(dir, 0o700); err == nil {
 			err = os.WriteFile(path, data, 0o600)

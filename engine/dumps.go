@@ -61,9 +61,7 @@ type dumpFile struct {
 }
 
 func newDumpKeeper(e *Engine, program *criu.Program) *dumpKeeper {
-	var u unix.Utsname
-	_ = unix.Uname(&u)
-	k := &dumpKeeper{e: e, program: program, kernel: unix.ByteSliceToString(u.Release[:])}
+	k := &dumpKeeper{e: e, program: program, kernel: KernelRelease()}
 	k.works = sync.OnceValue(func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), dumpLimit)
 		defer cancel()
@@ -272,41 +270,42 @@ func (k *dumpKeeper) verify(state *tree.ProcessState) error {
 	return nil
 }
 
-func (k *dumpKeeper) start(ctx context.Context, root box.Root, id box.Identity, state *tree.ProcessState) (_ box.Box, err error) {
+func (k *dumpKeeper) start(ctx context.Context, b *body, root box.Root, id box.Identity, state *tree.ProcessState) error {
 	if err := k.works(); err != nil {
-		return nil, fault.New(fault.Unsupported, "criu_unfit", "CRIU doesn't work on this host: %w", err)
+		return fault.New(fault.Unsupported, "criu_unfit", "CRIU doesn't work on this host: %w", err)
 	}
 	dir, err := k.e.dumps.find(state.ID)
 	if err != nil {
-		return nil, errVault(state, err)
+		return errVault(state, err)
 	}
 	if checksDumps {
 		if err := checkSeal(dir, state.Digest); err != nil {
-			return nil, errVault(state, err)
+			return errVault(state, err)
 		}
 	}
 	was, file, err := readDump(dir)
 	if err != nil {
-		return nil, errVault(state, err)
+		return errVault(state, err)
 	}
 	if file.Program != box.ProgramDigest {
-		return nil, fault.New(fault.Precondition, "other_program", "it was saved by another version of Boxwood, whose pid 1 isn't here")
+		return fault.New(fault.Precondition, "other_program", "it was saved by another version of Boxwood, whose pid 1 isn't here")
 	}
 	limit, cancel := context.WithTimeout(ctx, dumpLimit)
 	defer cancel()
-	b, err := k.e.Boxes.Restore(limit, root, id, file.Saved, k.program)
+	bx, err := k.e.Boxes.Restore(limit, root, id, file.Saved, k.program)
 	if err != nil {
 		if state.Kernel != k.kernel || state.Program != k.version() {
 			err = fmt.Errorf("saved under Linux %s by %s, restored under Linux %s by %s: %w", state.Kernel, state.Program, k.kernel, k.version(), err)
 		}
-		return nil, err
+		return err
 	}
-	if err := k.compare(b, state, was); err != nil {
+	if err := k.compare(bx, state, was); err != nil {
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer cancel()
-		return nil, errors.Join(err, b.Kill(end))
+		return errors.Join(err, bx.Kill(end))
 	}
-	return b, nil
+	b.box = bx
+	return nil
 }
 
 // compare holds a restored child against its parent in the freeze.
@@ -319,28 +318,13 @@ func (k *dumpKeeper) compare(b box.Box, state *tree.ProcessState, was *witness.S
 	if len(d) == 0 {
 		return nil
 	}
-	k.e.log.Error("a restored child isn't what was saved", "state", state.ID, "differences", d, "case", k.keepCase(state, was, is, d))
-	return fault.New(fault.DataLoss, "restored_differs", "a restored child isn't what was saved: %s", strings.Join(d[:min(len(d), 3)], "; "))
-}
-
-// keepCase keeps what differed, beside what audits keep.
-func (k *dumpKeeper) keepCase(state *tree.ProcessState, was, is *witness.State, d []string) string {
-	dir := filepath.Join(k.e.cfg.StateDir, "audit")
-	path := filepath.Join(dir, string(state.ID)+".json")
-	text, err := json.MarshalIndent(struct {
+	kept := k.e.keepCase(string(state.ID), struct {
 		State       *tree.ProcessState
 		Differences []string
 		Was, Is     *witness.State
-	}{state, d, was, is}, "", "  ")
-	if err == nil {
-		if err = os.MkdirAll(dir, 0o700); err == nil {
-			err = os.WriteFile(path, text, 0o600)
-		}
-	}
-	if err != nil {
-		return "not kept: " + err.Error()
-	}
-	return path
+	}{state, d, was, is})
+	k.e.log.Error("a restored child isn't what was saved", "state", state.ID, "differences", d, "case", kept)
+	return fault.New(fault.DataLoss, "restored_differs", "a restored child isn't what was saved: %s", strings.Join(d[:min(len(d), 3)], "; "))
 }
 
 func readDump(dir string) (*witness.State, dumpFile, error) {

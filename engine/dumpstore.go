@@ -111,16 +111,6 @@ type heldDump struct {
 	used   time.Time
 }
 
-// DumpPlaces are the folders in which a daemon with this state and run folder may have
-// the dump of a process state: it is in memory first, and on the disk from a little later.
-func DumpPlaces(state, run string, id ids.Process) []string {
-	return []string{filepath.Join(run, dumpsDir, string(id)), (&vault{filepath.Join(state, processesDir)}).folder(id)}
-}
-
-// VerifyDump holds every file of the dump in a folder against its sum, and the sums against the
-// digest on record.
-func VerifyDump(dir, digest string) error { return checkSeal(dir, digest) }
-
 // openDumpStore takes over what a former daemon left in memory. limit 0: an eighth of
 // the host's memory.
 func openDumpStore(v *vault, run string, limit int64, log func(string, ...any)) (*dumpStore, error) {

@@ -35,6 +35,7 @@ import (
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/sched"
 	"github.com/boxwood-rl/boxwood/tree"
+	"golang.org/x/sys/unix"
 )
 
 // Boxes starts sandboxes; *box.Host is the real one.
@@ -252,6 +253,15 @@ func (e *Engine) Info() (Info, error) {
 		Limits: e.cfg.Limits, LostEvents: e.Inspector.LostEvents(),
 		PendingRemovals: e.removals.Pending() + e.Pool.PendingRemovals(), Capabilities: found,
 	}, nil
+}
+
+// KernelRelease is the running kernel's name, as uname -r says it; empty if it doesn't.
+func KernelRelease() string {
+	var u unix.Utsname
+	if unix.Uname(&u) != nil {
+		return ""
+	}
+	return unix.ByteSliceToString(u.Release[:])
 }
 
 // Close refuses new work, cancels running turns (their nodes say so), finishes

@@ -196,7 +196,7 @@ func (x *exporter) header(what Export) *pb.ArchiveHeader {
 		t.ID, t.Root = ids.NewTree(), x.top.ID
 	}
 	h := &pb.ArchiveHeader{
-		Boxwood: what.Version, Kernel: kernelRelease(), Tree: archive.TreeMessage(&t), Defaults: archive.DefaultsMessage(t.Defaults),
+		Boxwood: what.Version, Kernel: KernelRelease(), Tree: archive.TreeMessage(&t), Defaults: archive.DefaultsMessage(t.Defaults),
 		Nodes: int64(len(x.nodes)), Checkpoints: int64(len(x.checkpoints)),
 	}
 	if image, err := x.e.Store.View().Image(string(t.Image)); err == nil {
@@ -209,14 +209,6 @@ func (x *exporter) header(what Export) *pb.ArchiveHeader {
 			Kernel: p.Kernel, Program: p.Program, CreatedAt: archive.Nanos(p.CreatedAt)})
 	}
 	return h
-}
-
-func kernelRelease() string {
-	var u unix.Utsname
-	if unix.Uname(&u) != nil {
-		return ""
-	}
-	return unix.ByteSliceToString(u.Release[:])
 }
 
 // process writes the files of a process state.

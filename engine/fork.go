@@ -438,22 +438,19 @@ func (e *Engine) embody(ctx context.Context, ck *tree.Checkpoint, state *tree.Pr
 	}
 	attaching := time.Now()
 	id := identity(gen, seed, limits)
-	bx, err := e.startHalf(ctx, box.Root{Lower: upper.Layers, Upper: upper.Dir, Work: upper.Work}, id, state)
+	made := &body{gen: gen, hostname: id.Hostname, upper: upper, seed: seed, limits: limits}
+	err = e.startHalf(ctx, made, box.Root{Lower: upper.Layers, Upper: upper.Dir, Work: upper.Work}, id, state)
 	<-e.attaches
 	if err != nil {
 		return nil, fmt.Errorf("starting a box: %w", err)
 	}
 	if state == nil {
-		e.noteLeader(bx)
+		e.noteLeader(made.box)
 	}
 	if row != nil {
 		row.Clone, row.Attach = cloned.Sub(began), time.Since(attaching) // the check against the seal included
 	}
-	made := &body{gen: gen, hostname: id.Hostname, upper: upper, box: bx, seed: seed, limits: limits}
-	if state != nil && state.Kind == tree.Shells {
-		err = e.rememberShells(made, state)
-	}
-	return made, err
+	return made, nil
 }
 
 // take waits for a token.

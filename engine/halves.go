@@ -27,10 +27,10 @@ type keeper interface {
 	// errOtherKind: this half isn't of this kind, another keeper may have it. Any other
 	// error: it can't be saved, and says why.
 	prepare(ctx context.Context, b *body) (saving, error)
-	// start makes a box whose root is root and whose processes are as state says, which
+	// start gives a body a box whose root is root and whose processes are as state says, which
 	// is nil for Empty. It hands out nothing that it hasn't compared with
 	// what was saved (law 5). On failure nothing of the box is left.
-	start(ctx context.Context, root box.Root, id box.Identity, state *tree.ProcessState) (box.Box, error)
+	start(ctx context.Context, b *body, root box.Root, id box.Identity, state *tree.ProcessState) error
 	// verify holds a saved content against its record.
 	verify(state *tree.ProcessState) error
 }
@@ -76,17 +76,17 @@ func (e *Engine) prepareHalf(ctx context.Context, b *body) (saving, tree.Process
 	return nil, 0, refused
 }
 
-// startHalf makes a box that stands at a checkpoint with this process state; nil: Empty.
-func (e *Engine) startHalf(ctx context.Context, root box.Root, id box.Identity, state *tree.ProcessState) (box.Box, error) {
+// startHalf gives a body a box that stands at a checkpoint with this process state; nil: Empty.
+func (e *Engine) startHalf(ctx context.Context, b *body, root box.Root, id box.Identity, state *tree.ProcessState) error {
 	kind := tree.Empty
 	if state != nil {
 		kind = state.Kind
 	}
 	k := e.keepers[kind]
 	if k == nil {
-		return nil, fault.New(fault.Unsupported, "no_keeper", "this boxwood can't restore process states of kind %d", kind)
+		return fault.New(fault.Unsupported, "no_keeper", "this boxwood can't restore process states of kind %d", kind)
 	}
-	return k.start(ctx, root, id, state)
+	return k.start(ctx, b, root, id, state)
 }
 
 // stateOf reads the process state of a checkpoint; nil: it has none.
@@ -146,8 +146,9 @@ func (emptySaving) abort() {}
 
 func (emptyKeeper) verify(*tree.ProcessState) error { return nil }
 
-func (k emptyKeeper) start(ctx context.Context, root box.Root, id box.Identity, _ *tree.ProcessState) (box.Box, error) {
-	return k.e.Boxes.Start(ctx, root, id)
+func (k emptyKeeper) start(ctx context.Context, b *body, root box.Root, id box.Identity, _ *tree.ProcessState) (err error) {
+	b.box, err = k.e.Boxes.Start(ctx, root, id)
+	return err
 }
 
 // vault keeps the content of process states, one folder each, below the state
@@ -204,19 +205,54 @@ func (v *vault) putFile(id ids.Process, content []byte) (digest string, err erro
 
 // file reads a content that putFile kept, and refuses any other than was kept.
 func (v *vault) file(state *tree.ProcessState) ([]byte, error) {
-	f, err := os.Open(filepath.Join(v.folder(state.ID), "content"))
+	content, err := v.read(state)
 	if err != nil {
 		return nil, errVault(state, err)
+	}
+	return content, nil
+}
+
+func (v *vault) read(state *tree.ProcessState) ([]byte, error) {
+	f, err := os.Open(filepath.Join(v.folder(state.ID), "content"))
+	if err != nil {
+		return nil, err
 	}
 	defer f.Close()
 	content, err := io.ReadAll(io.LimitReader(f, state.Bytes+1))
 	if err != nil {
-		return nil, errVault(state, err)
+		return nil, err
 	}
 	if sum := sha256.Sum256(content); hex.EncodeToString(sum[:]) != state.Digest {
-		return nil, errVault(state, errors.New("it has other bytes than were saved"))
+		return nil, errors.New("it has other bytes than were saved")
 	}
 	return content, nil
+}
+
+// VerifyContent holds what a daemon with this state and run folder has of a process state against its
+// record, for who has no daemon. A dump is in memory first, and on the disk from a little
+// later: it must be whole in each place where it is, and be in one.
+func VerifyContent(state, run string, p *tree.ProcessState) error {
+	v := &vault{filepath.Join(state, processesDir)}
+	if p.Kind != tree.Dump {
+		_, err := v.read(p)
+		return err
+	}
+	there := false
+	missing := error(nil)
+	for _, dir := range []string{filepath.Join(run, dumpsDir, string(p.ID)), v.folder(p.ID)} {
+		if _, err := os.Lstat(dir); err != nil {
+			missing = err
+			continue
+		}
+		there = true
+		if err := checkSeal(dir, p.Digest); err != nil {
+			return err
+		}
+	}
+	if there {
+		return nil
+	}
+	return missing
 }
 
 func errVault(state *tree.ProcessState, err error) error {

@@ -116,7 +116,7 @@ func (m *importer) admit() error {
 		if m.e.keepers[kind] == nil {
 			return fault.New(fault.Unsupported, "no_keeper", "the archive has process states of kind %s, which this boxwood can't restore", p.Kind)
 		}
-		if here := kernelRelease(); kind == tree.Dump && p.Kernel != here {
+		if here := KernelRelease(); kind == tree.Dump && p.Kernel != here {
 			return fault.New(fault.Unsupported, "other_kernel", "the archive has dumps of processes made under Linux %s, and this host runs %s", p.Kernel, here).
 				WithHint("import it on a host with that kernel, or export nodes without surviving processes")
 		}

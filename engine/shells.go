@@ -142,12 +142,19 @@ func (b *body) describe(ctx context.Context) {
 			continue
 		}
 		last[s.Name] = d
-		b.shells.shade(s.Name, shell.Shadowed(d))
 		all = append(all, saved)
 	}
-	b.shells.last = last
+	b.shells.heard(last)
 	if b.shells.why == "" && len(all) > 0 {
 		b.shells.now = contentOf(all)
+	}
+}
+
+// heard takes in what all sessions have just said of themselves.
+func (s *shells) heard(last map[string]*shell.Description) {
+	s.last = last
+	for name, d := range last {
+		s.shade(name, shell.Shadowed(d))
 	}
 }
 
@@ -327,17 +334,17 @@ func (k shellsKeeper) prepare(ctx context.Context, b *body) (saving, error) {
 			return nil, fault.New(fault.Precondition, "shell_moved", "session %s changed between its turn and its capture", name)
 		}
 	}
-	return s, s.alone()
+	return s, sessionsAlone(b.box)
 }
 
-// alone: nothing survives but the sessions.
-func (s *shellsSaving) alone() error {
-	alive, err := s.b.box.Survivors()
+// sessionsAlone: nothing survives but the sessions.
+func sessionsAlone(bx box.Box) error {
+	alive, err := bx.Survivors()
 	if err != nil {
 		return fmt.Errorf("looking for survivors: %w", err)
 	}
 	own := map[int]bool{}
-	for _, session := range s.b.box.Sessions() {
+	for _, session := range bx.Sessions() {
 		own[session.HostPID] = true
 	}
 	for _, p := range alive {
@@ -399,18 +406,18 @@ func (k shellsKeeper) verify(state *tree.ProcessState) error {
 }
 
 // start makes a box in which the saved sessions are.
-func (k shellsKeeper) start(ctx context.Context, root box.Root, id box.Identity, state *tree.ProcessState) (_ box.Box, err error) {
+func (k shellsKeeper) start(ctx context.Context, b *body, root box.Root, id box.Identity, state *tree.ProcessState) (err error) {
 	content, err := k.e.vault.file(state)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	all := readShells(swapShells(content))
 	if len(all) == 0 {
-		return nil, errVault(state, fmt.Errorf("it has no sessions"))
+		return errVault(state, fmt.Errorf("it has no sessions"))
 	}
 	bx, err := k.e.Boxes.Start(ctx, root, id)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer func() {
 		if err == nil {
@@ -422,19 +429,22 @@ func (k shellsKeeper) start(ctx context.Context, root box.Root, id box.Identity,
 			k.e.log.Error("ending a box whose sessions couldn't be restored", "error", kerr)
 		}
 	}()
-	own := shell.Own{"BOXWOOD_GENERATION": id.Generation, "HOSTNAME": id.Hostname}
-	if id.Seed != "" {
-		own["BOXWOOD_SEED"] = id.Seed
-	}
-	made, err := restoreShells(ctx, bx, all, own)
+	made, last, err := restoreShells(ctx, bx, all, b.own())
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return bx, compareShells(content, made)
+	if err := compareShells(content, made); err != nil {
+		return err
+	}
+	b.box = bx
+	b.shells.now, b.shells.kept, b.shells.keptID = content, content, state.ID
+	b.shells.heard(last)
+	return nil
 }
 
-// restoreShells opens all sessions first, so that none gets a pid that is another's.
-func restoreShells(ctx context.Context, bx box.Box, all map[string]*savedShell, own shell.Own) ([]byte, error) {
+// restoreShells opens all sessions first, so that none gets a pid that is another's. It returns
+// what would be saved of them now, and what each says of itself.
+func restoreShells(ctx context.Context, bx box.Box, all map[string]*savedShell, own shell.Own) ([]byte, map[string]*shell.Description, error) {
 	type restoring struct {
 		session box.Session
 		d       *shell.Description
@@ -444,30 +454,31 @@ func restoreShells(ctx context.Context, bx box.Box, all map[string]*savedShell, 
 		s := all[name]
 		d, err := shell.Read(s.Description)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		session, err := bx.OpenSession(ctx, box.SessionSpec{
 			Name: name, Argv: shell.Argv, Env: shell.Environment(d), Cwd: s.Cwd, User: s.User, TTY: s.TTY,
 			Terminal: s.Terminal, Umask: s.Umask, PID: s.PID, PTS: s.PTS,
 		})
 		if err != nil {
-			return nil, fmt.Errorf("restoring session %s: %w", name, err)
+			return nil, nil, fmt.Errorf("restoring session %s: %w", name, err)
 		}
 		opened = append(opened, restoring{session, d})
 	}
 	var made []*savedShell
+	last := map[string]*shell.Description{}
 	for _, r := range opened {
 		l := &shell.Listener{Token: shell.Token()}
 		say := shell.Hello(shell.Greeting{TTY: r.session.TTY, Stdin: stdinOf(r.session)})
 		say = append(append(say, shell.Restore(r.d)...), shell.Describe(l.Token)...)
 		end, err := bx.Talk(ctx, box.Talk{Session: r.session.Name, Say: say, Heard: l.Hear, Deadline: time.Now().Add(shellLimit + time.Duration(len(say))*time.Second/shellSeconds)})
-		s, _, err := heardShell(ctx, bx, r.session, own, l, end, err)
+		s, d, err := heardShell(ctx, bx, r.session, own, l, end, err)
 		if err != nil {
-			return nil, fmt.Errorf("restoring session %s: %w", r.session.Name, err)
+			return nil, nil, fmt.Errorf("restoring session %s: %w", r.session.Name, err)
 		}
-		made = append(made, s)
+		made, last[s.Name] = append(made, s), d
 	}
-	return contentOf(made), nil
+	return contentOf(made), last, nil
 }
 
 // reasonDiffers is the code of a session that came out otherwise than it was saved.
@@ -510,24 +521,5 @@ func (e *Engine) keepable(b *body) bool {
 	if b.shells.beyond || b.shells.why != "" {
 		return false
 	}
-	s := &shellsSaving{e: e, b: b}
-	return s.alone() == nil
-}
-
-// rememberShells is for a body whose sessions were just restored: they are as saved.
-func (e *Engine) rememberShells(b *body, state *tree.ProcessState) error {
-	content, err := e.vault.file(state)
-	if err != nil {
-		return err
-	}
-	b.shells.now, b.shells.kept, b.shells.keptID, b.shells.last = content, content, state.ID, map[string]*shell.Description{}
-	for name, s := range readShells(content) {
-		d, err := shell.Read(s.Description)
-		if err != nil {
-			return err
-		}
-		b.shells.last[name] = d
-		b.shells.shade(name, shell.Shadowed(d))
-	}
-	return nil
+	return sessionsAlone(b.box) == nil
 }

@@ -15,8 +15,6 @@ import (
 
 	"github.com/boxwood-rl/boxwood/engine/criu"
 	"github.com/boxwood-rl/boxwood/internal/cgroup"
-	"github.com/boxwood-rl/boxwood/internal/overlay"
-	"github.com/boxwood-rl/boxwood/tree"
 )
 
 // Saved is what the processes of a box were saved as.
@@ -252,13 +250,7 @@ func (h *Host) Restore(ctx context.Context, root Root, id Identity, s Saved, by 
 // revive gives a zygote's groups, folder and ids to restored processes, and ends
 // the zygote itself.
 func (z *zygote) revive(ctx context.Context, root Root, id Identity, s Saved, by *criu.Program) (*box, error) {
-	if id.Limits != (tree.Limits{}) {
-		if err := z.group.SetLimits(groupLimits(id.Limits, z.h.cfg.Limits)); err != nil {
-			return nil, err
-		}
-	}
-	mount, err := overlay.Mount(overlay.Options{Lower: root.Lower, Upper: root.Upper, Work: root.Work,
-		UserNS: z.userns, IDBase: uint32(idBase(z.slot))})
+	mount, err := z.prepareRoot(root, id)
 	if err != nil {
 		return nil, err
 	}

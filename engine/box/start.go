@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -55,14 +56,20 @@ func checkIdentity(id Identity) error {
 	return nil
 }
 
-func (z *zygote) attach(ctx context.Context, root Root, id Identity) (*box, error) {
+// prepareRoot sets a box's limits and makes the overlay that its root will be, in no mount
+// namespace yet.
+func (z *zygote) prepareRoot(root Root, id Identity) (*os.File, error) {
 	if id.Limits != (tree.Limits{}) {
 		if err := z.group.SetLimits(groupLimits(id.Limits, z.h.cfg.Limits)); err != nil {
 			return nil, err
 		}
 	}
-	mount, err := overlay.Mount(overlay.Options{Lower: root.Lower, Upper: root.Upper, Work: root.Work,
+	return overlay.Mount(overlay.Options{Lower: root.Lower, Upper: root.Upper, Work: root.Work,
 		UserNS: z.userns, IDBase: uint32(idBase(z.slot))})
+}
+
+func (z *zygote) attach(ctx context.Context, root Root, id Identity) (*box, error) {
+	mount, err := z.prepareRoot(root, id)
 	if err != nil {
 		return nil, err
 	}
@@ -78,8 +85,7 @@ func (z *zygote) attach(ctx context.Context, root Root, id Identity) (*box, erro
 		return nil, err
 	}
 	var buf [1024]byte
-	m, err := z.wire.expect(buf[:], req, replyReady, 0)
-	if err != nil {
+	if _, err := z.wire.expect(buf[:], req, replyReady, 0); err != nil {
 		var remote remoteError
 		if errors.As(err, &remote) && strings.Contains(string(remote), "has no mount point") {
 			return nil, fault.New(fault.Precondition, "no_mount_point", "%s", remote.Error()).
@@ -87,7 +93,6 @@ func (z *zygote) attach(ctx context.Context, root Root, id Identity) (*box, erro
 		}
 		return nil, err
 	}
-	_ = m
 	z.wire.SetReadDeadline(time.Time{})
 	z.releaseStage()
 	return newBox(z, record{Slot: z.slot, PID: z.pid, Start: z.start, Generation: id.Generation, Seed: id.Seed}), nil

@@ -2,11 +2,8 @@ package check
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 
@@ -33,7 +30,7 @@ func (c *checker) processes(context.Context) error {
 				}})
 			continue
 		}
-		if err := c.whole(p); err != nil {
+		if err := engine.VerifyContent(c.o.State, c.o.RunDir, p); err != nil {
 			c.lostProcess(p, err)
 		}
 	}
@@ -62,43 +59,4 @@ func (c *checker) lostProcess(p *tree.ProcessState, err error) {
 	}
 	c.say(Finding{Kind: "lost_state", What: fmt.Sprintf("process state %s of %d nodes: %v", p.ID, len(users), err),
 		Fix: "withhold " + these(users, "node"), mend: withhold("state lost: the process state isn't what was saved", users...)})
-}
-
-// whole holds a content against its record, in every place where it is.
-func (c *checker) whole(p *tree.ProcessState) error {
-	if p.Kind != tree.Dump {
-		return wholeFile(filepath.Join(c.o.State, "processes", string(p.ID), "content"), p.Digest)
-	}
-	missing := error(nil)
-	there := false
-	for _, dir := range engine.DumpPlaces(c.o.State, c.o.RunDir, p.ID) {
-		if _, err := os.Lstat(dir); err != nil {
-			missing = err
-			continue
-		}
-		there = true
-		if err := engine.VerifyDump(dir, p.Digest); err != nil {
-			return err
-		}
-	}
-	if there {
-		return nil
-	}
-	return missing
-}
-
-func wholeFile(path, digest string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		return err
-	}
-	if hex.EncodeToString(h.Sum(nil)) != digest {
-		return errors.New("it has other bytes than were saved")
-	}
-	return nil
 }

@@ -4,9 +4,9 @@ import (
 	"context"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
+	"github.com/boxwood-rl/boxwood/engine"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 )
@@ -16,10 +16,8 @@ func (s *Service) GetInfo(context.Context, *boxwoodv1.GetInfoRequest) (*boxwoodv
 	if err != nil {
 		return nil, err
 	}
-	var u unix.Utsname
-	_ = unix.Uname(&u)
 	m := &boxwoodv1.GetInfoResponse{
-		Version: s.version, Kernel: unix.ByteSliceToString(u.Release[:]),
+		Version: s.version, Kernel: engine.KernelRelease(),
 		PoolBytesTotal: i.Pool.Total, PoolBytesUsed: i.Pool.Used, Sandboxes: int64(i.Sandboxes), Nodes: int64(i.Nodes),
 		ZygotesReady: int64(i.Zygotes), DefaultLimits: limitsMessage(i.Limits), LostEvents: int64(i.LostEvents),
 		PendingRemovals: int64(i.PendingRemovals),
