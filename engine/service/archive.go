@@ -33,7 +33,14 @@ func (s *Service) ImportTree(in grpc.ClientStreamingServer[boxwoodv1.ImportTreeR
 	}
 	got, replayed, err := once(in.Context(), s, start.GetIdempotencyKey(), start, &boxwoodv1.ImportTreeResponse{}, func(rec record) (*boxwoodv1.ImportTreeResponse, error) {
 		m := &boxwoodv1.ImportTreeResponse{}
-		_, err := s.e.ImportTree(in.Context(), &archiveReader{in: in}, start.GetNewIds(), func(tx *tree.Tx, i engine.Imported) error {
+		content := &chunkReader{next: func() ([]byte, error) {
+			m, err := in.Recv()
+			if err == nil && m.GetStart() != nil {
+				err = fault.New(fault.Invalid, "bad_import", "an import has one start")
+			}
+			return m.GetChunk(), err
+		}}
+		_, err := s.e.ImportTree(in.Context(), content, start.GetNewIds(), func(tx *tree.Tx, i engine.Imported) error {
 			m.Tree = treeMessage(nil, i.Tree)
 			m.Tree.NodeCount, m.Tree.CheckpointCount = int64(i.Nodes), int64(i.Checkpoints)
 			m.Nodes, m.Checkpoints, m.Bytes = int64(i.Nodes), int64(i.Checkpoints), i.Bytes
@@ -45,33 +52,7 @@ func (s *Service) ImportTree(in grpc.ClientStreamingServer[boxwoodv1.ImportTreeR
 		return err
 	}
 	if replayed {
-		for {
-			if _, err := in.Recv(); err != nil {
-				break
-			}
-		}
+		drain(in)
 	}
 	return in.SendAndClose(got)
-}
-
-// archiveReader reads the chunks of an import as one stream.
-type archiveReader struct {
-	in   grpc.ClientStreamingServer[boxwoodv1.ImportTreeRequest, boxwoodv1.ImportTreeResponse]
-	rest []byte
-}
-
-func (r *archiveReader) Read(p []byte) (int, error) {
-	for len(r.rest) == 0 {
-		m, err := r.in.Recv()
-		if err != nil {
-			return 0, err // io.EOF at the end
-		}
-		if m.GetStart() != nil {
-			return 0, fault.New(fault.Invalid, "bad_import", "an import has one start")
-		}
-		r.rest = m.GetChunk()
-	}
-	n := copy(p, r.rest)
-	r.rest = r.rest[n:]
-	return n, nil
 }

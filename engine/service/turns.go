@@ -287,7 +287,14 @@ func (s *Service) Upload(in grpc.ClientStreamingServer[boxwoodv1.UploadRequest, 
 			m.Result = resultMessage(tx, r)
 			return rec(tx, m)
 		}
-		r, u, err := s.e.Upload(ctx, ids.Sandbox(start.GetSandboxId()), ids.Turn(start.GetTurnId()), start.GetPath(), &uploadReader{in: in}, commit)
+		content := &chunkReader{next: func() ([]byte, error) {
+			m, err := in.Recv()
+			if err == nil && m.GetStart() != nil {
+				err = fault.New(fault.Invalid, "bad_upload", "an upload has one start")
+			}
+			return m.GetChunk(), err
+		}}
+		r, u, err := s.e.Upload(ctx, ids.Sandbox(start.GetSandboxId()), ids.Turn(start.GetTurnId()), start.GetPath(), content, commit)
 		if err != nil {
 			return nil, err
 		}
@@ -301,35 +308,9 @@ func (s *Service) Upload(in grpc.ClientStreamingServer[boxwoodv1.UploadRequest, 
 		return err
 	}
 	if replayed {
-		for {
-			if _, err := in.Recv(); err != nil {
-				break
-			}
-		}
+		drain(in)
 	}
 	return in.SendAndClose(got)
-}
-
-// uploadReader reads the chunks of an upload as one stream.
-type uploadReader struct {
-	in   grpc.ClientStreamingServer[boxwoodv1.UploadRequest, boxwoodv1.UploadResponse]
-	rest []byte
-}
-
-func (u *uploadReader) Read(p []byte) (int, error) {
-	for len(u.rest) == 0 {
-		m, err := u.in.Recv()
-		if err != nil {
-			return 0, err // io.EOF at the end
-		}
-		if m.GetStart() != nil {
-			return 0, fault.New(fault.Invalid, "bad_upload", "an upload has one start")
-		}
-		u.rest = m.GetChunk()
-	}
-	n := copy(p, u.rest)
-	u.rest = u.rest[n:]
-	return n, nil
 }
 
 func (s *Service) Download(req *boxwoodv1.DownloadRequest, out grpc.ServerStreamingServer[boxwoodv1.DownloadResponse]) error {
@@ -338,6 +319,33 @@ func (s *Service) Download(req *boxwoodv1.DownloadRequest, out grpc.ServerStream
 		return err
 	}
 	return w.flush()
+}
+
+// chunkReader reads the chunks of a client's stream as one; next gives io.EOF at the end.
+type chunkReader struct {
+	next func() ([]byte, error)
+	rest []byte
+}
+
+func (r *chunkReader) Read(p []byte) (int, error) {
+	for len(r.rest) == 0 {
+		var err error
+		if r.rest, err = r.next(); err != nil {
+			return 0, err
+		}
+	}
+	n := copy(p, r.rest)
+	r.rest = r.rest[n:]
+	return n, nil
+}
+
+// drain lets go of what a client still sends for an answer that is there already.
+func drain[Req, Res any](in grpc.ClientStreamingServer[Req, Res]) {
+	for {
+		if _, err := in.Recv(); err != nil {
+			return
+		}
+	}
 }
 
 // chunked gathers writes into messages of chunkSize.
