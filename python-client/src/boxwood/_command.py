@@ -65,3 +65,12 @@ def ack_message(ack: Ack) -> pb.Ack.ValueType:
     if ack not in ("recorded", "captured"):
         raise errors.invalid(f'ack must be "recorded" or "captured", not {ack!r}')
     return pb.ACK_CAPTURED if ack == "captured" else pb.ACK_RECORDED
+
+
+def node_message(
+    labels: Mapping[str, str] | None, policy_version: str, payload: bytes
+) -> pb.NodeInput | None:
+    """Writes what a turn's node is born with; None: nothing."""
+    if labels or policy_version or payload:
+        return pb.NodeInput(labels=labels or {}, policy_version=policy_version, payload=payload)
+    return None

@@ -14,6 +14,7 @@ from ._command import (
     OnOutput,
     ack_message,
     as_bytes,
+    node_message,
     ns,
 )
 from ._proto import boxwood_pb2 as pb
@@ -98,13 +99,10 @@ class Session:
             ),
             ack=ack_message(ack),
             idempotency_key=idempotency_key or new_key(),
+            node=node_message(labels, policy_version, payload),
             busy_wait_ns=round(busy_wait * 1e9),
             result_only=on_stdout is None and on_stderr is None,
         )
-        if labels or policy_version or payload:
-            request.node.CopyFrom(
-                pb.NodeInput(labels=labels or {}, policy_version=policy_version, payload=payload)
-            )
         limit = LONGEST_TURN if timeout is None else timeout + busy_wait + MARGIN
         with self._sandbox._cancelling():
             event = last_event(
@@ -114,6 +112,8 @@ class Session:
 
     def interrupt(self) -> bool:
         """Sends SIGINT to what runs in its foreground, as ^C does; the turn goes on.
+
+        A command that is just being started may miss it, as it may miss ^C.
 
         Returns:
             Whether something ran.

@@ -23,6 +23,7 @@ from .._command import (
     ack_message,
     as_bytes,
     command_message,
+    node_message,
     ns,
 )
 from .._proto import boxwood_pb2 as pb
@@ -191,13 +192,10 @@ class Sandbox:
             command=command_message(command, cwd, env, user, stdin, timeout, output_limit),
             ack=ack_message(ack),
             idempotency_key=idempotency_key or new_key(),
+            node=node_message(labels, policy_version, payload),
             busy_wait_ns=round(busy_wait * 1e9),
             result_only=on_stdout is None and on_stderr is None,
         )
-        if labels or policy_version or payload:
-            request.node.CopyFrom(
-                pb.NodeInput(labels=labels or {}, policy_version=policy_version, payload=payload)
-            )
         limit = LONGEST_TURN if timeout is None else timeout + busy_wait + MARGIN
         async with self._cancelling():
             event = await last_event(
