@@ -21,6 +21,7 @@ import (
 	"github.com/boxwood-rl/boxwood/internal/doctor"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/internal/printable"
 	"github.com/boxwood-rl/boxwood/tree"
 )
 
@@ -88,6 +89,9 @@ func (k *dumpKeeper) prepare(ctx context.Context, b *body) (saving, error) {
 		return nil, fault.New(fault.Unsupported, "criu_unfit", "processes survive, and CRIU doesn't work on this host: %w", err).
 			WithHint("boxwood doctor says more")
 	}
+	if err := awaitClosed(ctx, b.box.PID1()); err != nil {
+		return nil, err
+	}
 	s := &dumpSaving{k: k, b: b, id: ids.NewProcess()}
 	var err error
 	if s.dir, err = k.e.dumps.begin(s.id, memoryOf(b.box)); err != nil {
@@ -99,6 +103,25 @@ func (k *dumpKeeper) prepare(ctx context.Context, b *body) (saving, error) {
 	}
 	s.parted = true
 	return s, nil
+}
+
+// closePatience is how long connections whose other end is closed may take to be closed. A server
+// that doesn't close them at all isn't waited for longer.
+const closePatience = 500 * time.Millisecond
+
+func awaitClosed(ctx context.Context, pid1 int) error {
+	for began := time.Now(); time.Since(began) < closePatience; {
+		names, err := witness.HalfClosed(pid1)
+		if err != nil || len(names) == 0 {
+			return err
+		}
+		select {
+		case <-time.After(5 * time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil // the look in the freeze decides
 }
 
 // memoryOf is about how large a dump will be.
@@ -121,6 +144,14 @@ func (s *dumpSaving) freeze(ctx context.Context) error {
 	}
 	if err := unsavable(objects); err != nil {
 		return err
+	}
+	half, err := witness.HalfClosed(s.b.box.PID1())
+	if err != nil {
+		return err
+	}
+	if len(half) > 0 {
+		return fault.New(fault.Precondition, "half_closed", "a connection to %s whose other end is closed can't be saved", printable.Line(half[0])).
+			WithHint("the server that accepted it has to close it")
 	}
 	was, err := look(s.b.box)
 	if err != nil {

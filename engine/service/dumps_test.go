@@ -91,6 +91,47 @@ func TestAnIdleServerIsNoChange(t *testing.T) {
 	}
 }
 
+// odd is a payload that does something first.
+func odd(name, first string) payload {
+	return payload{name: name, needs: "/usr/bin/python3", step: askStep, start: `cat >/p/odd.py <<'END'
+from lib import serve
+` + first + `
+n = 0
+def step():
+    global n
+    n += 1
+    return n
+serve(step)
+END
+PYTHONDONTWRITEBYTECODE=1 python3 -u /p/odd.py >/tmp/log 2>&1 </dev/null & ` + waitReady}
+}
+
+const halfClosed = `import socket, threading, time
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("/tmp/half")
+listener.listen()
+client = socket.socket(socket.AF_UNIX)
+client.connect("/tmp/half")
+accepted, _ = listener.accept()
+client.close()
+`
+
+// A server that takes a moment to close what its client has closed is waited for.
+func TestAServerMayCloseLate(t *testing.T) {
+	testenv.Require(t, testenv.CRIU)
+	d := running(t)
+	p := odd("closes late", halfClosed+`def late():
+    time.sleep(0.2)
+    accepted.close()
+threading.Thread(target=late).start()`)
+	sb := d.newPayload(t, p)
+	n := d.run(t, sb.GetId(), p.start).GetNode()
+	children := d.fork(t, d.saved(t, n.GetId()), 1)
+	d.stepTo(t, children[0], p, 1)
+	d.stepTo(t, sb, p, 1)
+	free(t, d, children...)
+}
+
 // What CRIU can't save, or would lose without a word, withholds the node and says why; the
 // sandbox goes on unharmed.
 func TestWhatCannotBeDumpedIsWithheld(t *testing.T) {
@@ -108,22 +149,13 @@ for _ in range(6):
     s.setblocking(False)
     s.connect_ex(("127.0.0.1", 4000))
     waiting.append(s)`, "CRIU"},
+		{"half-closed connection", halfClosed, "whose other end is closed"},
 		{"io_uring", `import ctypes
 ring = ctypes.CDLL(None, use_errno=True).syscall(425, 4, ctypes.create_string_buffer(120))
 assert ring >= 0, ctypes.get_errno()`, "io_uring"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := payload{name: c.name, needs: "/usr/bin/python3", step: askStep, start: `cat >/p/odd.py <<'END'
-from lib import serve
-` + c.start + `
-n = 0
-def step():
-    global n
-    n += 1
-    return n
-serve(step)
-END
-PYTHONDONTWRITEBYTECODE=1 python3 -u /p/odd.py >/tmp/log 2>&1 </dev/null & ` + waitReady}
+			p := odd(c.name, c.start)
 			sb := d.newPayload(t, p)
 			n := d.run(t, sb.GetId(), p.start).GetNode()
 			if o := n.GetObservation(); o.GetExitCode() != 0 {

@@ -1,7 +1,7 @@
 // Package witness looks at a sandbox's processes from outside and writes down what
 // they are: who is there and whose child, in which session and on which terminal,
 // with which files, sockets, memory map, signals, rights and limits, and what
-// the kernel holds around them. It reads /proc alone and shares no code with what saves and
+// the kernel holds around them. It asks the kernel alone and shares no code with what saves and
 // restores processes, whose results it is held against: a restored child that doesn't
 // look like its parent did in the freeze is no child (law 5).
 //
