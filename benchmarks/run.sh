@@ -35,9 +35,9 @@ cleanup() {
     kill -KILL "$daemon" 2>/dev/null || true
     wait "$daemon" 2>/dev/null || true
   fi
-  find /sys/fs/cgroup -path "*/boxwood-bench-$$/*" -name cgroup.procs -exec cat {} + 2>/dev/null | sort -u | xargs -r kill -KILL 2>/dev/null || true
+  find /sys/fs/cgroup \( -path "*/boxwood-bench-$$/*" -o -path "*/boxwood-bench-$$-bare/*" \) -name cgroup.procs -exec cat {} + 2>/dev/null | sort -u | xargs -r kill -KILL 2>/dev/null || true
   [ "$status" = 0 ] || tail -n 15 "$scratch/log" >&2 || true
-  rm -rf "$scratch"
+  rm -rf "$scratch" "/dev/shm/boxwood-bench-$$-bare"
   for _ in $(seq 20); do
     find /sys/fs/cgroup -depth -type d -path "*/boxwood-bench-$$*" -exec rmdir {} + 2>/dev/null || true
     [ -n "$(find /sys/fs/cgroup -maxdepth 3 -name "boxwood-bench-$$" -print -quit 2>/dev/null)" ] || break
@@ -50,6 +50,7 @@ trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
 gcc -O2 -static -o "$scratch/spawn" "$here/spawn/spawn.c"
+gcc -O2 -static -o "$scratch/holder" "$here/holder/holder.c"
 go=$(command -v go || echo /usr/local/go/bin/go)
 (cd "$top" && CGO_ENABLED=0 "$go" build -o "$scratch/forkbench" ./benchmarks/forkbench)
 
@@ -57,6 +58,7 @@ go=$(command -v go || echo /usr/local/go/bin/go)
 # reads more, and it is there in no time.
 mkdir -p "$scratch/root"/{bin,etc,tmp,usr/bin}
 echo root:x:0:0::/:/bin/sh >"$scratch/root/etc/passwd"
+cp "$scratch/holder" "$scratch/root/bin/"
 for program in /bin/true /bin/touch /bin/sh /bin/bash; do
   cp -L "$program" "$scratch/root/bin/"
   ldd "$program" | grep -o '/[^ ]*' | while read -r lib; do
@@ -80,12 +82,13 @@ for _ in $(seq 600); do
 done
 "$boxwood" image import "$scratch/root" --name bench:1 >&2
 
+forkbench=("$scratch/forkbench" -image bench:1 -spawn "$scratch/spawn" -state "$scratch/state" -root "$scratch/root" -group "boxwood-bench-$$-bare" ${LONG:+-long})
 case $name in
 fork)
-  "$scratch/forkbench" -image bench:1 -spawn "$scratch/spawn" ${LONG:+-long}
+  "${forkbench[@]}"
   "$python" "$here/fork_first_true.py" --image bench:1 ${LONG:+--long}
   ;;
-capture) "$scratch/forkbench" -image bench:1 -spawn "$scratch/spawn" -captures ${LONG:+-long} ;;
+capture) "${forkbench[@]}" -captures ;;
 turn) "$python" "$here/turn.py" --image bench:1 --spawn "$scratch/spawn" ${LONG:+--long} ;;
 client) "$python" "$here/client.py" --image bench:1 ${LONG:+--long} ;;
 esac | tee "$scratch/lines"

@@ -1,4 +1,4 @@
-// Command forkbench measures forks of kinds empty and shells against a spawn of /bin/true,
+// Command forkbench measures forks against a spawn of /bin/true, the start of a bash and CRIU by itself,
 // interleaved, or captures, through the service as a client sees it. benchmarks/run.sh runs it.
 package main
 
@@ -21,6 +21,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
 	"github.com/apache/arrow/go/v17/arrow/ipc"
 	"google.golang.org/grpc"
@@ -32,6 +33,9 @@ import (
 func main() {
 	image := flag.String("image", "", "image with /bin/true and /bin/touch")
 	spawn := flag.String("spawn", "", "the baseline's program")
+	state := flag.String("state", "", "the daemon's state folder")
+	root := flag.String("root", "", "a folder like the image, for CRIU by itself")
+	group := flag.String("group", "", "a cgroup of our own, which is made, for CRIU by itself")
 	captures := flag.Bool("captures", false, "measure captures instead of forks")
 	long := flag.Bool("long", false, "the thorough form")
 	flag.Parse()
@@ -41,7 +45,7 @@ func main() {
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20)))
 	must(err)
 	defer conn.Close()
-	b := &bench{client: pb.NewBoxwoodClient(conn), image: *image, spawn: startSpawner(*spawn), long: *long, name: "fork"}
+	b := &bench{client: pb.NewBoxwoodClient(conn), image: *image, state: *state, root: *root, group: *group, spawn: startSpawner(*spawn), long: *long, name: "fork"}
 	if *captures {
 		b.name = "capture"
 		b.captures(context.Background())
@@ -53,10 +57,14 @@ func main() {
 type bench struct {
 	client     pb.BoxwoodClient
 	image      string
+	state      string
+	root       string
+	group      string
 	spawn      *spawner
 	long       bool
 	name       string
 	conditions string
+	held       int // dumps that were made
 }
 
 // scale is n, or the thorough form's count.
@@ -107,6 +115,7 @@ func (b *bench) run(ctx context.Context) {
 	b.emit("empty.n64_total_ms", quantile(whole, .5), "ms", len(whole), "one request for 64 children, median until the last is ready")
 
 	b.shells(ctx, info.ZygotesReady)
+	b.dumps(ctx, info.ZygotesReady)
 	b.sustained(ctx, node, info.ZygotesReady)
 	grown := b.grow(ctx, node, 2000)
 	b.settle(ctx, info.ZygotesReady)
@@ -266,6 +275,16 @@ func (b *bench) settle(ctx context.Context, zygotes int64) {
 
 // column gives a table's column of durations in milliseconds.
 func (b *bench) column(ctx context.Context, table, column string) (values []float64) {
+	b.table(ctx, table, func(r arrow.Record) {
+		for _, v := range r.Column(r.Schema().FieldIndices(column)[0]).(*array.Int64).Int64Values() {
+			values = append(values, float64(v)/1e6)
+		}
+	})
+	return values
+}
+
+// table reads one.
+func (b *bench) table(ctx context.Context, table string, part func(arrow.Record)) {
 	chunks, err := b.client.ExportStats(ctx, &pb.ExportStatsRequest{Table: table})
 	must(err)
 	var data bytes.Buffer
@@ -279,14 +298,10 @@ func (b *bench) column(ctx context.Context, table, column string) (values []floa
 	}
 	in, err := ipc.NewReader(&data)
 	must(err)
-	at := in.Schema().FieldIndices(column)[0]
 	for in.Next() {
-		for _, v := range in.Record().Column(at).(*array.Int64).Int64Values() {
-			values = append(values, float64(v)/1e6)
-		}
+		part(in.Record())
 	}
 	must(in.Err())
-	return values
 }
 
 func (b *bench) emit(metric string, value float64, unit string, n int, how string) {
