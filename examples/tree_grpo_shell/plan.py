@@ -86,7 +86,7 @@ MAX_STEPS = 40
 
 # Repetition.
 SEEDS = tuple(range(10))
-TUNING_SEEDS = tuple(range(100, 110))
+TUNING_SEEDS = (100, 101, 102, 103)
 LEARNING_RATES = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 BOOTSTRAP = 10_000
 

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import boxwood
 import boxwood.aio
+
 import plan
 
 HERE = Path(__file__).resolve().parent / "task"
@@ -90,7 +91,7 @@ class Task:
     def grader(self, fresh: boxwood.aio.Node | str) -> boxwood.Grader:
         """What grades it, in a fresh sandbox at a node that the agent has never been at."""
         return boxwood.Grader(
-            "bash /grading/grade.sh >/grading/reward",
+            ["bash", "-c", "bash /grading/grade.sh >/grading/reward"],
             node=fresh,
             paths=[f"{RELEASE}/done"],
             files=[
@@ -108,10 +109,11 @@ class Task:
         return complaint(1, *self.stages[0])
 
 
-def command(action: int, seconds: float = 0.0) -> str:
+def command(action: int, seconds: float = 0.0) -> list[str]:
     """What is run in a turn; so many seconds longer than it takes."""
     wait = f"sleep {seconds:g}; " if seconds else ""
-    return f"{wait}cd {RELEASE}/stage; {COMMANDS[ACTIONS[action]]}; . /work/advance.sh"
+    # No login shell: its start files would be most of what a turn costs.
+    return ["bash", "-c", f"{wait}cd {RELEASE}/stage; {COMMANDS[ACTIONS[action]]}; . /work/advance.sh"]
 
 
 def complaint(number: int, kind: str, name: str) -> str:

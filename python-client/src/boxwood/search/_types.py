@@ -315,9 +315,9 @@ def number(*words: object) -> int:
 
 def pack(action: Action, refused: str) -> bytes:
     """The payload of a node: the action as JSON, whose floats come back bit for bit."""
-    fields: dict[str, Any] = {
-        k: v for k, v in dataclasses.asdict(action).items() if v not in (None, "", (), [])
-    }
+    # Not asdict: it would copy each token by itself.
+    given = {field.name: getattr(action, field.name) for field in dataclasses.fields(action)}
+    fields: dict[str, Any] = {k: v for k, v in given.items() if v not in (None, "", (), [])}
     fields["boxwood_search"] = FORMAT
     if action.command is not None and not isinstance(action.command, str):
         fields["command"] = list(action.command)
