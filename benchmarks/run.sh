@@ -2,17 +2,18 @@
 # run.sh NAME: measures a claim beside its baseline on a daemon of its own and
 # prints JSON lines {"bench","metric","value","unit","n","conditions"} on standard
 # output, everything else on standard error. LONG=1 is the thorough form.
-# Names: fork, turn, client, capture, inspector, tree. Needs root. A plot goes to benchmarks/out/ where matplotlib is.
+# Names: fork, turn, client, capture, learning, inspector, tree. Needs root. A plot goes to benchmarks/out/ where
+# matplotlib is (learning draws its own).
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/.." && pwd)
 name=${1:-}
 case $name in
-fork | turn | client | capture) ;;
+fork | turn | client | capture | learning) ;;
 inspector) exec "$here/inspector.sh" ;; # it needs no daemon
 tree) exec "$here/tree.sh" ;;           # nor does this
 *)
-  echo "usage: run.sh fork|turn|client|capture|inspector|tree" >&2
+  echo "usage: run.sh fork|turn|client|capture|learning|inspector|tree" >&2
   exit 2
   ;;
 esac
@@ -80,7 +81,11 @@ for _ in $(seq 600); do
   kill -0 "$daemon" 2>/dev/null || { daemon=; echo "run.sh: the daemon ended" >&2; exit 1; }
   sleep 0.1
 done
-"$boxwood" image import "$scratch/root" --name bench:1 >&2
+if [ "$name" = learning ]; then # its tasks want sed, tar and others
+  "$boxwood" image build-base --cache "${BOXWOOD_CACHE:-$top/.cache/images}" >&2
+else
+  "$boxwood" image import "$scratch/root" --name bench:1 >&2
+fi
 
 forkbench=("$scratch/forkbench" -image bench:1 -spawn "$scratch/spawn" -state "$scratch/state" -root "$scratch/root" -group "boxwood-bench-$$-bare" ${LONG:+-long})
 case $name in
@@ -91,5 +96,10 @@ fork)
 capture) "${forkbench[@]}" -captures ;;
 turn) "$python" "$here/turn.py" --image bench:1 --spawn "$scratch/spawn" ${LONG:+--long} ;;
 client) "$python" "$here/client.py" --image bench:1 ${LONG:+--long} ;;
+learning)
+  mkdir -p "$here/out"
+  # The long form takes an hour: RUNS names a file that keeps the runs, and one that was broken off goes on.
+  "$python" "$here/learning.py" --out "${RUNS:-$scratch/runs.jsonl}" --plot "$here/out/learning.svg" ${LONG:+--long}
+  ;;
 esac | tee "$scratch/lines"
-"$python" "$here/plot.py" "$scratch/lines" "$here/out/$name.png" >&2 || true
+[ "$name" = learning ] || "$python" "$here/plot.py" "$scratch/lines" "$here/out/$name.png" >&2 || true

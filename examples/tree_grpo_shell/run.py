@@ -10,6 +10,7 @@ It takes the daemon of $BOXWOOD_ADDRESS and the image of $BOXWOOD_IMAGE.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import sys
@@ -24,6 +25,7 @@ RATES = Path(__file__).resolve().parent / "rates.json"
 IMAGE = os.environ.get("BOXWOOD_IMAGE", "boxwood/base:latest")
 
 Row = dict[str, Any]
+CELL = ("sweep", "cost", "wait", "at_once")
 Say = Callable[[Row], None]
 
 
@@ -50,17 +52,21 @@ async def train(
     seeds: Iterable[int], say: Say, *, done: Iterable[Row] = (), most: int = plan.MAX_STEPS
 ) -> None:
     """Trains all arms with each seed, their order rotated; says each run, and whether C saw what B saw."""
-    have = {(row["arm"], row["seed"]) for row in done if "arm" in row}
+    have = {row["seed"] for row in done if "pair" in row}
     rate = rates()
     async with Real.open(IMAGE) as world:
         for seed in seeds:
-            if all((arm, seed) in have for arm in ARMS):
+            if seed in have:
                 continue
             trainers: dict[Arm, Trainer] = {}
             turn = seed % len(ARMS)
             for arm in ARMS[turn:] + ARMS[:turn]:
                 trainers[arm] = Trainer(world, arm, seed, rate[arm])
-                say((await trainers[arm].train(most)).row())
+                await trainers[arm].train(most)
+                print(trainers[arm].run, file=sys.stderr)
+            # All of a seed or nothing: a run that is broken off goes on with whole seeds.
+            for trainer in trainers.values():
+                say(trainer.run.row())
             places, differing = differences(trainers["B"], trainers["C"])
             say({"pair": "BC", "seed": seed, "places": places, "differing": differing})
 
@@ -71,29 +77,27 @@ async def sweep(
     *,
     costs: Sequence[float] = plan.PREFIX_COSTS,
     waits: Sequence[float] = plan.LLM_WAITS,
-    steps: int = 1,
+    at_once: Sequence[int] = (16, 2),
+    done: Iterable[Row] = (),
 ) -> None:
-    """Seconds of a step of A, B and C in each cell, and per turn."""
+    """Seconds of one step of A, B and C in each cell.
+
+    With many turns at once a host waits, as for the sleeps here; with few a turn has to wait for others, as
+    for cores.
+    """
+    have = {tuple(row[k] for k in CELL) for row in done if "sweep" in row}
     async with Real.open(IMAGE) as world:
-        for cost in costs:
-            for wait in waits:
-                # The smallest cost is the command's own.
-                pace = Pace(0.0 if cost == costs[0] else cost / compression, wait / compression)
-                for arm in ("A", "B", "C"):
-                    trainer = Trainer(world, arm, 0, 0.0, pace)
-                    for _ in range(steps):
-                        await trainer.step()
-                    say(
-                        {
-                            "sweep": arm,
-                            "cost": cost,
-                            "wait": wait,
-                            "compression": compression,
-                            "seconds": trainer.seconds,
-                            "turns": trainer.run.turns,
-                            "replayed": trainer.run.replayed,
-                        }
-                    )
+        for many, cost, wait, arm in itertools.product(at_once, costs, waits, ARMS[:3]):
+            if (arm, cost, wait, many) in have:
+                continue
+            # The smallest cost is the command's own.
+            pace = Pace(
+                0.0 if cost == min(plan.PREFIX_COSTS) else cost / compression, wait / compression, many
+            )
+            trainer = Trainer(world, arm, 0, 0.0, pace)
+            await trainer.step()
+            row = dict(zip(CELL, (arm, cost, wait, many), strict=True))
+            say({**row, "compression": compression, "seconds": trainer.seconds, "turns": trainer.run.turns})
 
 
 def keep(path: str) -> tuple[list[Row], Say]:
@@ -104,7 +108,8 @@ def keep(path: str) -> tuple[list[Row], Say]:
     def say(row: Row) -> None:
         with file.open("a") as out:
             print(json.dumps(row), file=out)
-        print({k: v for k, v in row.items() if k != "curve"}, file=sys.stderr)
+        if "arm" not in row:
+            print(row, file=sys.stderr)
 
     return have, say
 
@@ -118,7 +123,8 @@ def main(arguments: Sequence[str]) -> None:
             have, say = keep(out)
             asyncio.run(train(map(int, seeds) if seeds else plan.SEEDS, say, done=have))
         case ["sweep", out, *rest]:
-            asyncio.run(sweep(keep(out)[1], float(rest[0]) if rest else 10.0))
+            have, say = keep(out)
+            asyncio.run(sweep(say, float(rest[0]) if rest else 20.0, done=have))
         case _:
             sys.exit(__doc__)
 

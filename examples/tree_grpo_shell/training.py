@@ -38,21 +38,27 @@ class World(Protocol):
 
 
 class Real:
-    """Real sandboxes. `open` makes every task's start state, so that no step has to."""
+    """Real sandboxes."""
 
     def __init__(self, client: aio.Client, image: str, fresh: aio.Tree, fresh_id: str) -> None:
         self._client, self._image, self._tree, self.fresh = client, image, fresh, fresh_id
 
     @staticmethod
     @contextlib.asynccontextmanager
-    async def open(image: str, address: str | None = None) -> AsyncIterator[Real]:
-        """Connects, and makes what all runs share."""
+    async def open(image: str, address: str | None = None, *, ahead: bool = True) -> AsyncIterator[Real]:
+        """Connects, and makes what all runs share.
+
+        Args:
+            image: The image, its name or digest.
+            address: Where the daemon listens; $BOXWOOD_ADDRESS if None.
+            ahead: Make every task's start state, so that no step has to.
+        """
         async with (
             aio.connect(address, timeout=300) as client,
             client.create_tree(image=image, with_sandbox=False) as fresh,
         ):
             world = Real(client, image, fresh, (await fresh.root).id)
-            for task in (task for kind in tasks.family() for task in kind):
+            for task in (task for kind in tasks.family() for task in kind if ahead):
                 async with world.place(task, "B"):
                     pass
             yield world
@@ -79,10 +85,17 @@ class Twins:
 
 @dataclasses.dataclass
 class Pace:
-    """What a turn and the policy take longer, in seconds."""
+    """What the sweep varies.
+
+    Attributes:
+        turn: Seconds that a turn's command takes longer.
+        policy: Seconds that the policy takes longer.
+        at_once: How many turns and gradings of a step run at once.
+    """
 
     turn: float = 0.0
     policy: float = 0.0
+    at_once: int = 16
 
 
 @dataclasses.dataclass
@@ -147,6 +160,7 @@ class Trainer:
         self.world, self.arm, self.seed, self.pace = world, arm, seed, pace or Pace()
         self.run = Run(arm, seed, rate)
         self.policy = Policy()
+        self._slots = asyncio.Semaphore(self.pace.at_once)
         self.seconds = 0.0
         self.places: dict[tuple[int, str], Places] = {}
         self._training, self._held_out = tasks.family()
@@ -231,6 +245,7 @@ class Trainer:
                 name=name,
                 seed=random.Random(f"{self.seed}/{seed}/{task.name}").getrandbits(62),
                 max_turns=plan.STAGES,
+                concurrency=self._slots,
             ) as s,
         ):
             yield s

@@ -262,6 +262,29 @@ async def test_time_has_no_say(name: str) -> None:
     assert summary(other) != summary(fast)
 
 
+@asynchronous
+async def test_searches_share_a_bound() -> None:
+    """A semaphore bounds all searches that were given it, which are what they are alone."""
+    slots, under, most = asyncio.Semaphore(3), 0, 0
+
+    async def counting(history: History) -> Action:
+        nonlocal under, most
+        under += 1
+        most = max(most, under)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        under -= 1
+        return await policy(history)
+
+    together = await asyncio.gather(
+        *(run(Memory(), "tree_grpo", policy=counting, concurrency=slots, seed=n) for n in range(4))
+    )
+    assert most == 3
+    assert not slots.locked()
+    for n, (_, result) in enumerate(together):
+        assert summary(result) == summary((await run(Memory(), "tree_grpo", seed=n))[1])
+
+
 class Killed(Exception):
     pass
 

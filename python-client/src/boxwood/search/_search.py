@@ -50,7 +50,8 @@ class Search:
         name: The search's name within its tree: at most one search of a name runs at a time.
         seed: Makes each decision of the search, and each `History.seed`.
         concurrency: How many places may be worked on together, from the call of the policy to the
-            end of the turn; gradings count as well.
+            end of the turn; gradings count as well. A semaphore that several searches are given
+            bounds them together, as a trainer wants it for the groups of a batch.
         max_turns: An episode that reaches this depth is truncated, and graded.
         retries: How often a turn that was lost is run again, from the same node and with the
             same action.
@@ -67,13 +68,13 @@ class Search:
         *,
         name: str = "search",
         seed: int = 0,
-        concurrency: int = 16,
+        concurrency: int | asyncio.Semaphore = 16,
         max_turns: int = 32,
         retries: int = 1,
         group: str | None = None,
         no_reward: float | None = 0.0,
     ) -> None:
-        if concurrency < 1 or max_turns < 1 or retries < 0:
+        if max_turns < 1 or retries < 0 or (isinstance(concurrency, int) and concurrency < 1):
             raise invalid("concurrency and max_turns are at least 1, retries at least 0")
         self.rollout, self.policy, self.reward, self.no_reward = rollout, policy, reward, no_reward
         self.name, self.seed, self.max_turns, self.retries = name, seed, max_turns, retries
@@ -81,7 +82,7 @@ class Search:
         self.root = Place(None, "")
         self.turns = 0
         self.found = 0
-        self._slots = asyncio.Semaphore(concurrency)
+        self._slots = asyncio.Semaphore(concurrency) if isinstance(concurrency, int) else concurrency
         self._kept: dict[str, list[Ran]] = {}
         self._many: bool | None = None  # whether the policy gives lists
 
