@@ -237,10 +237,7 @@ func (e *Engine) removeState(id ids.Process) {
 }
 
 // dropContent removes the content of a process state, wherever it is.
-func (e *Engine) dropContent(id ids.Process) error {
-	e.dumps.letGo(id)
-	return e.vault.remove(id)
-}
+func (e *Engine) dropContent(id ids.Process) error { return e.dumps.drop(id) }
 
 // removeSnapshot gives back file state that no record names.
 func (e *Engine) removeSnapshot(id ids.Snapshot) {

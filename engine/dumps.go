@@ -37,7 +37,7 @@ import (
 //
 // Its digest is that of sums, which every restore starts from: nothing is handed to
 // CRIU that isn't as it was saved (law 5). It lies in memory first, in the
-// run folder, and is copied to the vault behind the capture. Both outlive a killed daemon; a host
+// run folder, and is copied to the vault behind the capture (dumpstore.go, dumppages.go). Both outlive a killed daemon; a host
 // that goes down before the copy is on the disk loses the dump, and the next start
 // withholds its nodes.
 //
@@ -262,7 +262,11 @@ func (s *dumpSaving) finish(ctx context.Context, ck *tree.Checkpoint) (*tree.Pro
 	if err != nil {
 		return nil, fmt.Errorf("sealing a dump: %w", err)
 	}
-	if err := s.k.e.dumps.complete(s.id, bytes); err != nil {
+	before := ids.Process("")
+	if was := s.b.checkpoint; was != nil && was.Process == tree.Dump {
+		before = was.State
+	}
+	if err := s.k.e.dumps.complete(s.id, bytes, before); err != nil {
 		return nil, err
 	}
 	s.kept = true
@@ -286,12 +290,14 @@ func (s *dumpSaving) abort() {
 		s.k.e.log.Error("a sandbox was lost after a dump that failed", "generation", s.b.gen, "error", err)
 	}
 	if !s.kept {
-		s.k.e.dumps.drop(s.id)
+		if err := s.k.e.dumps.drop(s.id); err != nil {
+			s.k.e.log.Error("removing a dump", "state", s.id, "error", err)
+		}
 	}
 }
 
 func (k *dumpKeeper) verify(state *tree.ProcessState) error {
-	dir, err := k.e.dumps.find(state.ID)
+	dir, err := k.e.dumps.place(state.ID)
 	if err == nil {
 		err = checkSeal(dir, state.Digest)
 	}
@@ -422,22 +428,4 @@ func (e *Engine) prove(ctx context.Context, ck *tree.Checkpoint) {
 	if err != nil && !fault.Is(err, fault.NotFound) {
 		e.log.Error("marking a checkpoint as proven", "checkpoint", ck.ID, "error", err)
 	}
-}
-
-// sortedNames are the files below a folder, but for those of children being made.
-func sortedNames(dir string) ([]string, error) {
-	var names []string
-	for _, sub := range []string{"", imagesDir} {
-		entries, err := os.ReadDir(filepath.Join(dir, sub))
-		if err != nil {
-			return nil, err
-		}
-		for _, e := range entries {
-			if name := filepath.Join(sub, e.Name()); !e.IsDir() && name != sumsName {
-				names = append(names, name)
-			}
-		}
-	}
-	slices.Sort(names)
-	return names, nil
 }

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -26,13 +27,13 @@ const (
 
 // seal writes the sums of a complete dump and returns its digest and how large it is.
 func seal(dir string) (digest string, size int64, err error) {
-	names, err := sortedNames(dir)
+	names, err := dumpNames(dir)
 	if err != nil {
 		return "", 0, err
 	}
 	var sums bytes.Buffer
 	for _, name := range names {
-		sum, n, err := sumFile(filepath.Join(dir, name))
+		sum, n, err := sumFile(dir, name)
 		if err != nil {
 			return "", 0, err
 		}
@@ -53,7 +54,7 @@ func checkSeal(dir, digest string) error {
 	if all := sha256.Sum256(sums); hex.EncodeToString(all[:]) != digest {
 		return errors.New("its list of sums isn't the one on record")
 	}
-	names, err := sortedNames(dir)
+	names, err := dumpNames(dir)
 	if err != nil {
 		return err
 	}
@@ -62,7 +63,7 @@ func checkSeal(dir, digest string) error {
 		if !scan.Scan() {
 			return fmt.Errorf("%s wasn't saved", name)
 		}
-		sum, n, err := sumFile(filepath.Join(dir, name))
+		sum, n, err := sumFile(dir, name)
 		if err != nil {
 			return err
 		}
@@ -76,8 +77,8 @@ func checkSeal(dir, digest string) error {
 	return nil
 }
 
-func sumFile(path string) (sum string, n int64, err error) {
-	f, err := os.Open(path)
+func sumFile(dir, name string) (sum string, n int64, err error) {
+	f, err := openDumpFile(dir, name)
 	if err != nil {
 		return "", 0, err
 	}
@@ -90,7 +91,8 @@ func sumFile(path string) (sum string, n int64, err error) {
 }
 
 // dumpStore keeps dumps: in memory from the freeze on, while there is room, and in
-// the vault from a little later. A restore takes the one in memory if it is there.
+// the vault from a little later, without the pages that a dump before them has there (dumppages.go). A
+// restore takes the one in memory, and brings it there if need be.
 // Whoever restores has links of his own to the files (package criu), so that nothing has to wait for him.
 type dumpStore struct {
 	vault  *vault
@@ -98,23 +100,32 @@ type dumpStore struct {
 	limit  int64  // bytes in memory
 	log    func(msg string, args ...any)
 
-	mu      sync.Mutex
-	held    map[ids.Process]*heldDump // those in memory
-	bytes   int64
-	copying sync.WaitGroup
-	closed  bool
+	mu       sync.Mutex
+	held     map[ids.Process]*heldDump     // those in memory
+	bringing map[ids.Process]chan struct{} // those on their way there from the disk
+	bytes    int64
+	copying  sync.WaitGroup
+	closed   bool
+
+	// What was brought to the disk so far: dumps, their bytes, and those that are there.
+	copied, dumped, stored int64
 }
 
 type heldDump struct {
 	bytes  int64
 	onDisk bool
+	copied chan struct{} // closed when its way to the disk is over, however it went
 	used   time.Time
+}
+
+func newHeld(bytes int64) *heldDump {
+	return &heldDump{bytes: bytes, used: time.Now(), copied: make(chan struct{})}
 }
 
 // openDumpStore takes over what a former daemon left in memory. limit 0: an eighth of
 // the host's memory.
 func openDumpStore(v *vault, run string, limit int64, log func(string, ...any)) (*dumpStore, error) {
-	s := &dumpStore{vault: v, limit: limit, log: log, held: map[ids.Process]*heldDump{}}
+	s := &dumpStore{vault: v, limit: limit, log: log, held: map[ids.Process]*heldDump{}, bringing: map[ids.Process]chan struct{}{}}
 	if limit == 0 {
 		var info unix.Sysinfo_t
 		if err := unix.Sysinfo(&info); err == nil {
@@ -151,7 +162,7 @@ func (s *dumpStore) reconcile(known map[ids.Process]bool) (lost []ids.Process, e
 		if err != nil {
 			return nil, err
 		}
-		s.held[id] = &heldDump{bytes: size, used: time.Now()}
+		s.held[id] = newHeld(size)
 		s.bytes += size
 	}
 	for id := range known {
@@ -162,15 +173,16 @@ func (s *dumpStore) reconcile(known map[ids.Process]bool) (lost []ids.Process, e
 			lost = append(lost, id)
 		case h != nil && err == nil:
 			h.onDisk = true
+			close(h.copied)
 		case h != nil:
-			s.copy(id)
+			s.copy(id, "") // which dump was before it is a thing of the body that was dumped
 		}
 	}
 	return lost, nil
 }
 
 func dumpBytes(dir string) (n int64, err error) {
-	names, err := sortedNames(dir)
+	names, err := dumpNames(dir)
 	for _, name := range names {
 		if st, err := os.Lstat(filepath.Join(dir, name)); err == nil {
 			n += st.Size()
@@ -185,7 +197,7 @@ func (s *dumpStore) begin(id ids.Process, about int64) (dir string, err error) {
 	room := s.memory != "" && s.makeRoom(about)
 	if room {
 		s.bytes += about
-		s.held[id] = &heldDump{bytes: about, used: time.Now()}
+		s.held[id] = newHeld(about)
 	}
 	s.mu.Unlock()
 	if !room {
@@ -193,8 +205,7 @@ func (s *dumpStore) begin(id ids.Process, about int64) (dir string, err error) {
 	}
 	dir = filepath.Join(s.memory, string(id))
 	if err := os.Mkdir(dir, 0o755); err != nil { // CRIU reads as root of a box, too
-		s.drop(id)
-		return "", err
+		return "", errors.Join(err, s.drop(id))
 	}
 	return dir, nil
 }
@@ -229,8 +240,8 @@ func (s *dumpStore) forget(id ids.Process) {
 	}
 }
 
-// complete takes a sealed dump in.
-func (s *dumpStore) complete(id ids.Process, bytes int64) error {
+// complete takes a sealed dump in. before is the one that was there before it on its path; empty: none.
+func (s *dumpStore) complete(id ids.Process, bytes int64, before ids.Process) error {
 	s.mu.Lock()
 	h := s.held[id]
 	if h != nil {
@@ -241,36 +252,42 @@ func (s *dumpStore) complete(id ids.Process, bytes int64) error {
 	if h == nil {
 		return flushTree(s.vault.folder(id))
 	}
-	s.copy(id)
+	s.copy(id, before)
 	return nil
 }
 
 // copy brings a dump to the disk behind whoever asked for it.
-func (s *dumpStore) copy(id ids.Process) {
+func (s *dumpStore) copy(id, before ids.Process) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
+	h := s.held[id]
+	if s.closed || h == nil {
 		return
 	}
 	s.copying.Go(func() {
-		if err := s.copyNow(id); err != nil && !errors.Is(err, os.ErrNotExist) { // removed meanwhile
+		defer close(h.copied)
+		if err := s.copyNow(id, before); err != nil && !errors.Is(err, os.ErrNotExist) { // removed meanwhile
 			s.log("copying a dump to the disk", "state", id, "error", err)
 		}
 	})
 }
 
-func (s *dumpStore) copyNow(id ids.Process) error {
+func (s *dumpStore) copyNow(id, before ids.Process) error {
 	from, to := filepath.Join(s.memory, string(id)), s.vault.folder(id)
 	tmp := to + ".new"
-	if err := os.RemoveAll(tmp); err != nil {
-		return err
+	err := errApart
+	if before != "" {
+		err = s.copyBeside(from, tmp, before)
 	}
-	if err := os.MkdirAll(filepath.Join(tmp, imagesDir), 0o755); err != nil {
-		return err
+	if err != nil { // why ever: a dump that is whole is right, too
+		err = copyDump(from, tmp)
 	}
-	err := copyDump(from, tmp)
 	if err == nil {
 		err = flushTree(tmp)
+	}
+	var size, stored int64
+	if err == nil {
+		size, stored, err = storedBytes(tmp)
 	}
 	if err != nil {
 		return errors.Join(err, os.RemoveAll(tmp))
@@ -285,24 +302,82 @@ func (s *dumpStore) copyNow(id ids.Process) error {
 		return err
 	}
 	h.onDisk = true
+	s.copied, s.dumped, s.stored = s.copied+1, s.dumped+size, s.stored+stored
 	return flush(s.vault.dir)
 }
 
+// copyBeside stores what the dump before it on its path doesn't have, which is in memory and comes to the disk
+// before it.
+func (s *dumpStore) copyBeside(from, to string, before ids.Process) error {
+	s.mu.Lock()
+	h := s.held[before]
+	s.mu.Unlock()
+	if h == nil {
+		return errApart
+	}
+	<-h.copied
+	e, err := openElder(before, filepath.Join(s.memory, string(before)), s.vault.folder(before))
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	if err := emptyDump(to); err != nil {
+		return err
+	}
+	return copyShared(from, to, e)
+}
+
+// emptyDump makes a folder for a dump, whatever was there.
+func emptyDump(dir string) error {
+	return errors.Join(os.RemoveAll(dir), os.MkdirAll(filepath.Join(dir, imagesDir), 0o755))
+}
+
+// storedBytes says how large a dump is and what of it lies in its folder alone.
+func storedBytes(dir string) (size, stored int64, err error) {
+	sums, err := os.ReadFile(filepath.Join(dir, sumsName))
+	if err != nil {
+		return 0, 0, err
+	}
+	for line := range strings.Lines(string(sums)) {
+		var sum string
+		var n int64
+		if _, err := fmt.Sscan(line, &sum, &n); err != nil {
+			return 0, 0, err
+		}
+		size += n
+	}
+	err = filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		var st unix.Stat_t
+		if err == nil {
+			err = unix.Lstat(path, &st)
+		}
+		if err == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink == 1 {
+			stored += st.Blocks * 512
+		}
+		return err
+	})
+	return size, stored, err
+}
+
+// copyDump makes a whole dump of one that may be stored in parts.
 func copyDump(from, to string) error {
-	names, err := sortedNames(from)
+	names, err := dumpNames(from)
+	if err == nil {
+		err = emptyDump(to)
+	}
 	if err != nil {
 		return err
 	}
 	for _, name := range append(names, sumsName) {
-		if err := copyFile(filepath.Join(from, name), filepath.Join(to, name)); err != nil {
+		if err := copyFile(from, name, filepath.Join(to, name)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func copyFile(from, to string) error {
-	src, err := os.Open(from)
+func copyFile(dir, name, to string) error {
+	src, err := openDumpFile(dir, name)
 	if err != nil {
 		return err
 	}
@@ -317,16 +392,13 @@ func copyFile(from, to string) error {
 
 // flushTree brings a dump's folder to the disk.
 func flushTree(dir string) error {
-	names, err := sortedNames(dir)
-	if err != nil {
-		return err
-	}
-	for _, name := range append(names, sumsName, imagesDir, "") {
-		if err := flush(filepath.Join(dir, name)); err != nil {
+	err := filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
+		if err != nil {
 			return err
 		}
-	}
-	return flush(filepath.Dir(dir))
+		return flush(path)
+	})
+	return errors.Join(err, flush(filepath.Dir(dir)))
 }
 
 func flush(path string) error {
@@ -338,8 +410,8 @@ func flush(path string) error {
 	return f.Sync()
 }
 
-// find gives the folder of a dump.
-func (s *dumpStore) find(id ids.Process) (string, error) {
+// place is the folder where a dump is, whole or not.
+func (s *dumpStore) place(id ids.Process) (string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if h := s.held[id]; h != nil {
@@ -351,6 +423,94 @@ func (s *dumpStore) find(id ids.Process) (string, error) {
 	return dir, err
 }
 
+// find gives a folder in which a dump is whole, and makes it so if need be.
+func (s *dumpStore) find(id ids.Process) (string, error) {
+	for {
+		dir, err := s.place(id)
+		if err != nil {
+			return "", err
+		}
+		if _, err := os.Lstat(filepath.Join(dir, pagesName)); errors.Is(err, os.ErrNotExist) {
+			return dir, nil
+		} else if err != nil {
+			return "", err
+		}
+		s.mu.Lock()
+		under, ok := s.bringing[id]
+		if !ok {
+			s.bringing[id] = make(chan struct{})
+		}
+		s.mu.Unlock()
+		if ok { // one brings it for all that want it
+			<-under
+			continue
+		}
+		err = s.bring(id, dir)
+		s.mu.Lock()
+		close(s.bringing[id])
+		delete(s.bringing, id)
+		s.mu.Unlock()
+		if err != nil {
+			return "", err
+		}
+	}
+}
+
+// bring makes a dump whole: in memory or, if there is no room, where it is. It isn't
+// held against its sums here, but by whoever restores it.
+func (s *dumpStore) bring(id ids.Process, dir string) error {
+	names, err := dumpNames(dir)
+	if err != nil {
+		return err
+	}
+	var size int64
+	for _, name := range names {
+		n, err := dumpFileSize(dir, name)
+		if err != nil {
+			return err
+		}
+		size += n
+	}
+	s.mu.Lock()
+	room := s.memory != "" && s.makeRoom(size)
+	if room {
+		s.bytes += size // until it is there nobody finds it
+	}
+	s.mu.Unlock()
+	to := dir
+	if room {
+		to = filepath.Join(s.memory, string(id))
+	}
+	tmp := to + ".new"
+	err = copyDump(dir, tmp)
+	if err == nil && !room {
+		err = flushTree(tmp)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err == nil {
+		_, err = os.Lstat(filepath.Join(dir, sumsName)) // or it was dropped meanwhile
+	}
+	switch {
+	case err != nil:
+	case room:
+		err = os.Rename(tmp, to)
+	default:
+		// Whoever reads the old one goes on with its files.
+		err = unix.Renameat2(unix.AT_FDCWD, tmp, unix.AT_FDCWD, to, unix.RENAME_EXCHANGE)
+	}
+	if err == nil && room {
+		s.held[id] = newHeld(size)
+		s.held[id].onDisk = true
+		close(s.held[id].copied)
+		return nil
+	}
+	if room {
+		s.bytes -= size
+	}
+	return errors.Join(err, os.RemoveAll(tmp))
+}
+
 // letGo removes a dump, or what there is of one, from memory.
 func (s *dumpStore) letGo(id ids.Process) {
 	s.mu.Lock()
@@ -358,12 +518,20 @@ func (s *dumpStore) letGo(id ids.Process) {
 	s.forget(id)
 }
 
-// drop removes it from the disk, too.
-func (s *dumpStore) drop(id ids.Process) {
+// drop removes it from the disk, too, and what is on its way from there to memory.
+func (s *dumpStore) drop(id ids.Process) error {
 	s.letGo(id)
-	if err := s.vault.remove(id); err != nil {
-		s.log("removing a dump", "state", id, "error", err)
-	}
+	err := s.vault.remove(id)
+	s.letGo(id)
+	return err
+}
+
+// capability tells the figures in Info.
+func (s *dumpStore) capability() Capability {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return Capability{Name: "dumps", State: 1, Detail: fmt.Sprintf("since the start %d dumps of %d bytes were stored in %d bytes of the disk; %d bytes of dumps are in memory, at most %d",
+		s.copied, s.dumped, s.stored, s.bytes, s.limit)}
 }
 
 // close waits until all is on the disk, and lets go of the memory.

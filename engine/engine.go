@@ -244,9 +244,9 @@ func (e *Engine) Info() (Info, error) {
 	e.mu.Lock()
 	live := len(e.sandboxes)
 	e.mu.Unlock()
-	found := e.Capabilities
+	found := append(slices.Clone(e.Capabilities), e.dumps.capability())
 	if e.cfg.Audit > 0 {
-		found = append(slices.Clone(found), e.audits.capability(e.cfg.Audit))
+		found = append(found, e.audits.capability(e.cfg.Audit))
 	}
 	return Info{
 		Sandboxes: live, Nodes: e.Store.View().NodeCount(""), Zygotes: max(0, e.Boxes.Ready()-e.spares.missing()), Pool: usage,

@@ -315,3 +315,35 @@ func TestAFlippedByteOfADumpIsRefused(t *testing.T) {
 		}
 	}
 }
+
+// Dumps of one path share what they have in common on the disk. After a restart, when none is in memory, each is
+// restored as it was.
+func TestDumpsOfAPathAfterARestart(t *testing.T) {
+	testenv.Require(t, testenv.CRIU)
+	dir := stateDir(t)
+	d := startDaemon(t, dir)
+	d.importRoot(t)
+	_, sb := d.newTree(t)
+	first := d.run(t, sb.GetId(), `mkfifo /in /out; printf -v held '%*s' 3000000 x; (n=0; while :; do read -r line </in; n=$((n+1)); echo "$n $line" >/out; done) >/dev/null 2>&1 & true`).GetNode().GetId()
+	d.saved(t, first)
+	nodes := []string{first}
+	for range 4 {
+		n := d.run(t, sb.GetId(), `echo hello >/in; cat /out >/said`).GetNode().GetId()
+		d.saved(t, n)
+		nodes = append(nodes, n)
+	}
+	free(t, d, sb)
+	d.stop()
+	parts, err := filepath.Glob(dir + "/processes/ps_*/pages")
+	if err != nil || len(parts) != 4 {
+		t.Errorf("%d of the dumps are stored in parts, and 4 came after another: %v", len(parts), err)
+	}
+	d = startDaemon(t, dir)
+	for i, n := range nodes {
+		c := d.fork(t, n, 1)[0]
+		if got, want := d.ok(t, c.GetId(), `echo hello >/in; cat /out`), fmt.Sprintf("%d hello\n", i+1); got != want {
+			t.Errorf("node %d says %q, not %q", i, got, want)
+		}
+		free(t, d, c)
+	}
+}
