@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -167,8 +168,14 @@ func (e *Engine) captureBoth(ctx context.Context, b *body, n *tree.Node, row *st
 	}
 
 	id := ids.NewSnapshot()
-	frozenAt := time.Now()
+	tried := time.Now()
+	frozenAt := tried
 	pending, err := e.snapshotFrozen(ctx, b, half, id, row)
+	for wait := 5 * time.Millisecond; errors.As(err, new(passing)) && time.Since(tried) < passingPatience; wait *= 2 {
+		time.Sleep(wait)
+		frozenAt = time.Now()
+		pending, err = e.snapshotFrozen(ctx, b, half, id, row)
+	}
 	if err != nil {
 		return nil, nil, time.Time{}, err
 	}

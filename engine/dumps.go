@@ -89,9 +89,6 @@ func (k *dumpKeeper) prepare(ctx context.Context, b *body) (saving, error) {
 		return nil, fault.New(fault.Unsupported, "criu_unfit", "processes survive, and CRIU doesn't work on this host: %w", err).
 			WithHint("boxwood doctor says more")
 	}
-	if err := awaitClosed(ctx, b.box.PID1()); err != nil {
-		return nil, err
-	}
 	s := &dumpSaving{k: k, b: b, id: ids.NewProcess()}
 	var err error
 	if s.dir, err = k.e.dumps.begin(s.id, memoryOf(b.box)); err != nil {
@@ -103,25 +100,6 @@ func (k *dumpKeeper) prepare(ctx context.Context, b *body) (saving, error) {
 	}
 	s.parted = true
 	return s, nil
-}
-
-// closePatience is how long connections whose other end is closed may take to be closed. A server
-// that doesn't close them at all isn't waited for longer.
-const closePatience = 500 * time.Millisecond
-
-func awaitClosed(ctx context.Context, pid1 int) error {
-	for began := time.Now(); time.Since(began) < closePatience; {
-		names, err := witness.HalfClosed(pid1)
-		if err != nil || len(names) == 0 {
-			return err
-		}
-		select {
-		case <-time.After(5 * time.Millisecond):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	return nil // the look in the freeze decides
 }
 
 // memoryOf is about how large a dump will be.
@@ -145,19 +123,14 @@ func (s *dumpSaving) freeze(ctx context.Context) error {
 	if err := unsavable(objects); err != nil {
 		return err
 	}
-	half, err := witness.HalfClosed(s.b.box.PID1())
-	if err != nil {
-		return err
-	}
-	if len(half) > 0 {
-		return fault.New(fault.Precondition, "half_closed", "a connection to %s whose other end is closed can't be saved", printable.Line(half[0])).
-			WithHint("the server that accepted it has to close it")
-	}
 	was, err := look(s.b.box)
 	if err != nil {
 		return err
 	}
 	if err := unfit(was); err != nil {
+		return err
+	}
+	if err := inPassing(s.b.box.PID1(), was); err != nil {
 		return err
 	}
 	images := filepath.Join(s.dir, imagesDir)
@@ -195,6 +168,31 @@ func unfit(s *witness.State) error {
 				return fault.New(fault.Precondition, "io_uring", "process %d holds an io_uring, which can't be saved", pid)
 			}
 		}
+	}
+	return nil
+}
+
+// A passing state is one that can't be saved, and that most programs leave in a moment.
+type passing struct{ error }
+
+func (p passing) Unwrap() error { return p.error }
+
+// passingPatience is how long a capture tries again for. A program that stays as it is withholds the node.
+const passingPatience = 500 * time.Millisecond
+
+// inPassing says what of a frozen box can't be made again now, and can be soon: a group in the foreground that
+// is gone, which nobody can put there, and the name of a connection whose other end is closed.
+func inPassing(pid1 int, s *witness.State) error {
+	if len(s.Adrift) > 0 {
+		return passing{fault.New(fault.Precondition, "no_foreground", "the terminal of process %d has a foreground group that is gone", s.Adrift[0])}
+	}
+	half, err := witness.HalfClosed(pid1)
+	if err != nil {
+		return err
+	}
+	if len(half) > 0 {
+		return passing{fault.New(fault.Precondition, "half_closed", "a connection to %s whose other end is closed can't be saved", printable.Line(half[0])).
+			WithHint("the server that accepted it has to close it")}
 	}
 	return nil
 }

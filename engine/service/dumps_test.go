@@ -116,20 +116,46 @@ accepted, _ = listener.accept()
 client.close()
 `
 
-// A server that takes a moment to close what its client has closed is waited for.
-func TestAServerMayCloseLate(t *testing.T) {
+// A shell's command ends, and the shell doesn't take its terminal back.
+const foregroundGone = `import os, pty, signal, sys, threading, time
+pid, terminal = pty.fork()
+if pid > 0:
+    os.read(terminal, 1)
+    open("/tmp/ready", "w").close()
+    os.waitpid(pid, 0)
+    sys.exit(0)
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+command = os.fork()
+if command == 0:
+    signal.pause()
+os.setpgid(command, command)
+os.tcsetpgrp(0, command)
+os.kill(command, signal.SIGKILL)
+os.waitpid(command, 0)
+os.write(1, b".")
+`
+
+// What is on its way to a state that can be saved is waited for.
+func TestStatesInPassingAreWaitedFor(t *testing.T) {
 	testenv.Require(t, testenv.CRIU)
 	d := running(t)
-	p := odd("closes late", halfClosed+`def late():
+	for _, c := range []struct{ name, first, late string }{
+		{"a server closes late", halfClosed, "accepted.close()"},
+		{"a shell takes its terminal back late", foregroundGone, "os.tcsetpgrp(0, os.getpid())"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := odd(c.name, c.first+`def late():
     time.sleep(0.2)
-    accepted.close()
+    `+c.late+`
 threading.Thread(target=late).start()`)
-	sb := d.newPayload(t, p)
-	n := d.run(t, sb.GetId(), p.start).GetNode()
-	children := d.fork(t, d.saved(t, n.GetId()), 1)
-	d.stepTo(t, children[0], p, 1)
-	d.stepTo(t, sb, p, 1)
-	free(t, d, children...)
+			sb := d.newPayload(t, p)
+			n := d.run(t, sb.GetId(), p.start).GetNode()
+			children := d.fork(t, d.saved(t, n.GetId()), 1)
+			d.stepTo(t, children[0], p, 1)
+			d.stepTo(t, sb, p, 1)
+			free(t, d, children...)
+		})
+	}
 }
 
 // What CRIU can't save, or would lose without a word, withholds the node and says why; the
@@ -150,6 +176,7 @@ for _ in range(6):
     s.connect_ex(("127.0.0.1", 4000))
     waiting.append(s)`, "CRIU"},
 		{"half-closed connection", halfClosed, "whose other end is closed"},
+		{"foreground group that is gone", foregroundGone, "a foreground group that is gone"},
 		{"io_uring", `import ctypes
 ring = ctypes.CDLL(None, use_errno=True).syscall(425, 4, ctypes.create_string_buffer(120))
 assert ring >= 0, ctypes.get_errno()`, "io_uring"},

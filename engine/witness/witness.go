@@ -36,6 +36,9 @@ type State struct {
 	Processes map[int]*Process
 	// Around are lines of what no process has to itself: mounts, sockets, IPC.
 	Around []string
+	// Adrift are the processes, by their pid inside, on whose terminal the foreground is a group that
+	// is gone: a shell's command has just ended, and the shell hasn't noticed yet.
+	Adrift []int `json:"-"`
 }
 
 // Process is one process. pid 1, which is Boxwood's own, has only Facts.
@@ -54,7 +57,7 @@ type Process struct {
 
 // Of looks at the tree of pid1, a host pid; pids are its other processes. The tree should be frozen.
 func Of(pid1 int, pids []int) (*State, error) {
-	l := &look{names: map[string]int{}, inner: map[int]int{}}
+	l := &look{names: map[string]int{}, inner: map[int]int{}, groups: map[int]bool{}, foreground: map[int]int{}}
 	var err error
 	if l.uid, err = mapBase(pid1, "uid_map"); err != nil {
 		return nil, err
@@ -78,6 +81,12 @@ func Of(pid1 int, pids []int) (*State, error) {
 		}
 		s.Processes[l.inner[pid]] = p
 	}
+	for pid, group := range l.foreground {
+		if !l.groups[group] {
+			s.Adrift = append(s.Adrift, l.inner[pid])
+		}
+	}
+	slices.Sort(s.Adrift)
 	if s.Around, err = l.around(pid1); err != nil {
 		return nil, err
 	}
@@ -106,6 +115,9 @@ type look struct {
 	uid, gid int
 	names    map[string]int // of sockets, pipes
 	inner    map[int]int    // host pid -> pid inside
+	// groups are there; foreground is that of each process's terminal. Host numbers.
+	groups     map[int]bool
+	foreground map[int]int
 }
 
 // mapBase is the host id of id 0.
@@ -210,9 +222,14 @@ func (l *look) process(pid int, own bool) (*Process, error) {
 	if zombie && st["Threads"] == "1" {
 		return nil, ErrExiting
 	}
-	if stat, err := statFields(dir); err != nil {
+	stat, err := statFields(dir)
+	if err != nil {
 		return nil, err
-	} else if flags, err := strconv.ParseUint(stat[6], 10, 32); err != nil || flags&exiting != 0 && !zombie {
+	}
+	if group, err := strconv.Atoi(stat[2]); err == nil {
+		l.groups[group] = true
+	}
+	if flags, err := strconv.ParseUint(stat[6], 10, 32); err != nil || flags&exiting != 0 && !zombie {
 		return nil, ErrExiting
 	}
 	fact("zombie", strconv.FormatBool(zombie))
@@ -222,6 +239,9 @@ func (l *look) process(pid int, own bool) (*Process, error) {
 	}
 	if zombie {
 		return p, nil
+	}
+	if n, err := strconv.Atoi(stat[5]); err == nil && n > 0 {
+		l.foreground[pid] = n
 	}
 	if err := errors.Join(inherited(dir, pid, fact), l.more(dir, fact)); err != nil {
 		return nil, err
