@@ -29,7 +29,7 @@ import (
 // a crash leaves nothing to repair.
 
 // archivedUses: which archived trees have nodes with a checkpoint. Key: checkpoint, tree.
-var archivedUses = paged[struct{}]{"archived/" + byCheckpoint, 16 + 16}
+var archivedUses = paged[struct{}]{"archived/" + byCheckpoint, 16 + 16, 6}
 
 // archived is what changes to nodes of an archived tree fail with, inside Update.
 type archived struct{ tree nodeKey }
@@ -460,7 +460,7 @@ func (v *View) load(id ids.Tree) (reader, error) {
 		return reader{}, err
 	}
 	txn.Commit()
-	v.shelf.tree, v.shelf.r = id, reader{db.Txn(false), v.index, v.totals}
+	v.shelf.tree, v.shelf.r = id, reader{db.Txn(false), v.index, v.totals, nil}
 	return v.shelf.r, nil
 }
 

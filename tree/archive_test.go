@@ -268,3 +268,31 @@ func TestDamagedArchiveIsTyped(t *testing.T) {
 		t.Fatalf("check finds %q, %v", wrong, err)
 	}
 }
+
+// If it fails, a checkpoint is proven and a node that has it, in an archived tree, is said not to be.
+func TestProvenIsSaidInArchivedTrees(t *testing.T) {
+	s := mustOpen(t, "state", memory())
+	tr := mustTree(t, s)
+	root, err := s.View().Node(tr.Root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	grown := Tree{ID: ids.NewTree(), Root: ids.NewNode()}
+	mustUpdate(t, s, func(tx *Tx) error {
+		if err := tx.PutTree(grown); err != nil {
+			return err
+		}
+		_, err := tx.AddNode(Node{ID: grown.Root, Tree: grown.ID, Capture: Captured, Checkpoint: root.Checkpoint})
+		return err
+	})
+	mustSetClosed(t, s, grown.ID, true)
+	if err := s.Archive(context.Background(), grown.ID); err != nil {
+		t.Fatal(err)
+	}
+	mustUpdate(t, s, func(tx *Tx) error { return tx.SetProven(root.Checkpoint) })
+	for _, id := range []ids.Node{tr.Root, grown.Root} {
+		if n, err := s.View().Node(id); err != nil || n.Capture != Proven {
+			t.Errorf("node %s: %+v, %v", id, n, err)
+		}
+	}
+}

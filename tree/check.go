@@ -25,7 +25,7 @@ func (s *Store) Check(ctx context.Context) (wrong []string, err error) {
 		return nil, err
 	}
 	defer unlock()
-	c := &checker{reader: reader{s.head.Txn(false), s.next, s.totals}, log: s.log}
+	c := &checker{reader: reader{s.head.Txn(false), s.next, s.totals, nil}, log: s.log}
 	for _, step := range []func() error{
 		func() error {
 			return same(c, treeRows, layoutTree, c.Trees(), func(t *Tree) string { return string(t.ID) })

@@ -48,7 +48,7 @@ func load(log *disk) (*instant, error) {
 		delete(l.counts, table)
 	}
 	for of, n := range l.counts {
-		l.tx.insert(counts, &count{of, n})
+		l.tx.insert(counts, &count{of: of, n: n})
 	}
 	gone, err := log.number(horizonKey)
 	if err != nil {

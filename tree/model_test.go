@@ -2,342 +2,322 @@ package tree
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"maps"
 	"slices"
 	"testing"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"pgregory.net/rapid"
 
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 )
 
-// model is the store as plain maps: what TestModel compares it with.
-type model struct {
-	trees     map[ids.Tree]ids.Node
-	closed    map[ids.Tree]bool
-	nodes     map[ids.Node]*modelNode
-	order     []ids.Node
-	sandboxes map[ids.Sandbox]ids.Node
-	condemned map[ids.Snapshot]bool
-	snapshot  map[ids.Checkpoint]ids.Snapshot
+func digestOf(b string) string {
+	sum := sha256.Sum256([]byte(b))
+	return hex.EncodeToString(sum[:])
 }
 
-type modelNode struct {
-	tree       ids.Tree
-	parent     ids.Node
-	value      float64
-	visits     int64
-	label      string
-	pinned     bool
-	checkpoint ids.Checkpoint
-	payload    string
+// TestSuite is what any store must do, case by case. If the reference fails, the case is wrong; if the
+// store alone does, it is.
+func TestSuite(t *testing.T) {
+	for name, open := range map[string]func(t *testing.T) keeper{
+		"reference": func(*testing.T) keeper { return newReference() },
+		"store":     func(t *testing.T) keeper { return newRealKeeper(t) },
+	} {
+		for what, test := range suite {
+			t.Run(name+"/"+what, func(t *testing.T) {
+				k := open(t)
+				test(&contract{t, k})
+				for _, crash := range []bool{false, true} {
+					before := k.seen()
+					k.again(crash)
+					wantEqual(t, "after a restart", k.seen(), before)
+				}
+			})
+		}
+	}
 }
 
-func (m *model) below(id ids.Node) (out []ids.Node) {
-	for _, n := range m.order {
-		for at := n; at != ""; at = m.nodes[at].parent {
-			if at == id {
-				out = append(out, n)
-				break
+type contract struct {
+	*testing.T
+	k keeper
+}
+
+func (c *contract) do(steps ...step) []ids.Node {
+	c.Helper()
+	gone, reason := c.k.change(steps...)
+	if reason != "" {
+		c.Fatalf("%+v: refused, %s", steps, reason)
+	}
+	return gone
+}
+
+func (c *contract) refused(reason string, steps ...step) {
+	c.Helper()
+	before := c.k.seen()
+	if _, got := c.k.change(steps...); got != reason {
+		c.Fatalf("%+v: %q, want it refused as %q", steps, got, reason)
+	}
+	wantEqual(c, "after a refusal", c.k.seen(), before)
+}
+
+func (c *contract) want(id, text string) {
+	c.Helper()
+	if got := c.k.seen()[id]; got != text {
+		c.Errorf("%s is %s, want %s", id, got, text)
+	}
+}
+
+var suite = map[string]func(c *contract){
+	"a change is whole or isn't": func(c *contract) {
+		root := planting()
+		a, b := adding(root.node), adding(root.node)
+		c.do(root, a)
+		c.refused("node_exists", b, a)
+		c.refused("node_not_found", b, step{op: "annotate", node: a.node, label: "x"}, captured("nd_x"))
+		c.refused("node_not_found", planting(), adding("nd_x"))
+		c.refused("tree_not_found", step{op: "pin", node: a.node}, step{op: "close", tree: "tr_x"})
+		c.do(b)
+		c.want("below "+string(root.node), sprint([]ids.Node{a.node, b.node}, []ids.Node{root.node, a.node, b.node}))
+	},
+	"children are in order": func(c *contract) {
+		root := planting()
+		a, b, d := adding(root.node), adding(root.node), adding(root.node)
+		below := adding(a.node)
+		c.do(root, a, b, below)
+		c.do(step{op: "prune", node: a.node}, d)
+		c.want("below "+string(root.node), sprint([]ids.Node{b.node, d.node}, []ids.Node{root.node, b.node, d.node}))
+		n := seenNode{tree: root.tree, parent: root.node, depth: 1, ordinal: 2, capture: Captured, checkpoint: root.checkpoint}
+		c.want(string(d.node), sprintNode(n))
+	},
+	"a prune refuses what is used": func(c *contract) {
+		root := planting()
+		a, b := adding(root.node), captured("")
+		leaf := adding(a.node)
+		b.node = leaf.node
+		box := step{op: "box", node: leaf.node, sandbox: ids.NewSandbox()}
+		other := step{op: "tree", tree: ids.NewTree(), node: ids.NewNode(), from: leaf.node}
+		prune := step{op: "prune", node: a.node}
+		c.do(root, a, leaf, b, box, other, step{op: "pin", node: leaf.node})
+		c.refused("pinned", prune)
+		c.do(step{op: "unpin", node: leaf.node})
+		c.refused("sandbox_there", prune)
+		c.do(step{op: "unbox", sandbox: box.sandbox})
+		c.refused("checkpoint_shared", prune)
+		c.refused("root", step{op: "prune", node: other.node})
+		c.do(step{op: "close", tree: other.tree}, step{op: "prune", node: other.node})
+		if gone := c.do(prune); !slices.Equal(gone, []ids.Node{a.node, leaf.node}) {
+			c.Errorf("removed are %v", gone)
+		}
+		c.want("condemned", sprint([]ids.Snapshot{b.snapshot}))
+		c.do(step{op: "finish", snapshot: b.snapshot})
+		c.want("condemned", "[]")
+		c.want("counts", sprint(1, 1, 0, 1))
+	},
+	"a checkpoint lives as long as a node has it": func(c *contract) {
+		root := planting()
+		a, b := adding(root.node), adding(root.node)
+		c.do(root, a, b)
+		again := captured(root.node)
+		c.do(again)
+		c.want(string(root.checkpoint), sprint(plainCheckpoint{root.node, root.snapshot, false}, slices.Sorted(slices.Values([]ids.Node{a.node, b.node}))))
+		c.do(step{op: "prove", node: a.node}, step{op: "withhold", node: b.node})
+		n := seenNode{tree: root.tree, parent: root.node, depth: 1, capture: Proven, checkpoint: root.checkpoint}
+		c.want(string(a.node), sprintNode(n))
+		c.want("condemned", "[]")
+		c.do(captured(a.node))
+		c.want("condemned", sprint([]ids.Snapshot{root.snapshot}))
+	},
+	"values go up a path": func(c *contract) {
+		root := planting()
+		a := adding(root.node)
+		leaf := adding(a.node)
+		c.do(root, a, leaf)
+		for _, rule := range []BackupRule{Sum, Mean, Max, Discounted} { // 2; (3-2)/2; max; half a step
+			c.do(step{op: "backup", node: leaf.node, value: 3, rule: rule}, step{op: "backup", node: a.node, value: -1, rule: rule})
+		}
+		c.refused("node_not_found", step{op: "backup", node: a.node, value: 1, rule: Sum}, step{op: "backup", node: "nd_x", value: 1, rule: Sum})
+		v := 0.0 // the root, by hand: visits 1 to 8
+		v += 3
+		v--
+		v += (3 - v) / 3
+		v += (-1 - v) / 4
+		v = max(v, 3)
+		v += 3 * 0.25
+		v -= 0.5
+		c.want(string(root.node), sprintNode(seenNode{tree: root.tree, capture: Captured, checkpoint: root.checkpoint, value: v, visits: 8}))
+	},
+	"a payload lives as long as a node has it": func(c *contract) {
+		root := planting()
+		a, b := adding(root.node), adding(root.node)
+		c.do(root, a, b)
+		has := func(n ids.Node, p string) step { return step{op: "annotate", node: n, payload: p} }
+		c.do(has(a.node, "a"), has(b.node, "a"), has(b.node, "b"))
+		c.want("payload a", "true")
+		c.do(step{op: "prune", node: b.node})
+		c.want("payload b", "false")
+		c.refused("node_not_found", has(a.node, ""), has("nd_x", "c"))
+		c.do(has(a.node, ""))
+		c.want("payload a", "false")
+		c.want("payload c", "false")
+	},
+	"a watcher is told each thing once": func(c *contract) {
+		root := planting()
+		a, b := adding(root.node), adding(root.node)
+		below := adding(a.node)
+		c.do(root, a, b)
+		mark := c.k.mark()
+		c.do(below, step{op: "pin", node: b.node})
+		c.do(step{op: "backup", node: b.node, value: 1, rule: Sum})
+		c.do(step{op: "prune", node: a.node}, planting())
+		want := []string{"changed " + string(b.node), "changed " + string(root.node), "removed " + string(a.node), "removed " + string(below.node)}
+		for _, crash := range []bool{false, true} {
+			if got := c.k.since(root.tree, mark); !slices.Equal(got, want) {
+				c.Errorf("after the mark: %v, want %v", got, want)
 			}
+			if got := c.k.since(root.tree, 0); !slices.Equal(got, want[:2]) {
+				c.Errorf("from the start: %v, want %v", got, want[:2])
+			}
+			c.k.again(crash)
 		}
-	}
-	return out
+	},
 }
 
-func (m *model) used(k ids.Checkpoint) bool {
-	for _, n := range m.nodes {
-		if n.checkpoint == k {
-			return true
-		}
-	}
-	return false
-}
-
-func (m *model) release(k ids.Checkpoint) {
-	if sn, ok := m.snapshot[k]; ok && !m.used(k) {
-		m.condemned[sn] = true
-		delete(m.snapshot, k)
-	}
-}
-
-// TestModel runs random operations on the store and on plain maps, with
-// restarts and power losses between them, and compares all that can be read.
+// TestModel makes random changes of several steps on the store and on the reference, with restarts, power losses and
+// archived trees between them: answers, all that can be read and what a watcher is told are the same.
 func TestModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		ctx := context.Background()
-		fs := vfs.NewCrashableMem()
-		open := func() *Store {
-			s, err := Open("state", Options{FS: fs, archiveStep: 2})
-			if err != nil {
-				t.Fatal(err)
+		real, ref := newRealKeeper(t), newReference()
+		defer func() { real.s.Close() }()
+		type marks struct{ real, ref uint64 }
+		from := []marks{{}}
+		known := []ids.Node{} // also what was removed
+		node := func(t *rapid.T) ids.Node {
+			here := slices.Sorted(maps.Keys(ref.now.nodes))
+			if len(here) == 0 || rapid.IntRange(0, 19).Draw(t, "gone") == 0 && len(known) > 0 {
+				here = known
 			}
-			return s
-		}
-		s := open()
-		defer func() { s.Close() }()
-		m := &model{map[ids.Tree]ids.Node{}, map[ids.Tree]bool{}, map[ids.Node]*modelNode{}, nil, map[ids.Sandbox]ids.Node{}, map[ids.Snapshot]bool{}, map[ids.Checkpoint]ids.Snapshot{}}
-		do := func(f func(tx *Tx) error) {
-			if _, err := s.Update(ctx, f); err != nil {
-				t.Fatal(err)
-			}
-		}
-		anyNode := func() ids.Node {
-			if len(m.order) == 0 {
+			if len(here) == 0 {
 				t.Skip("no node yet")
 			}
-			return rapid.SampledFrom(m.order).Draw(t, "node")
+			return rapid.SampledFrom(here).Draw(t, "node")
 		}
-		drop := func(gone []ids.Node) {
-			var loose []ids.Checkpoint
-			for _, n := range gone {
-				loose = append(loose, m.nodes[n].checkpoint)
-				delete(m.nodes, n)
+		tree := func(t *rapid.T) ids.Tree {
+			all := slices.Sorted(maps.Keys(ref.now.trees))
+			if len(all) == 0 {
+				t.Skip("no tree yet")
 			}
-			m.order = slices.DeleteFunc(m.order, func(n ids.Node) bool { return m.nodes[n] == nil })
-			for _, k := range loose {
-				m.release(k)
-			}
+			return rapid.SampledFrom(all).Draw(t, "tree")
 		}
-		setClosed := func(id ids.Tree, closed bool) {
-			do(func(tx *Tx) error {
-				tr, err := tx.Tree(id)
-				if err != nil {
-					return err
+		oneOf := func(t *rapid.T) step {
+			st := step{op: rapid.SampledFrom([]string{"add", "add", "add", "add", "capture", "withhold", "prove", "annotate", "backup", "pin", "unpin", "prune", "box", "unbox",
+				"close", "open", "finish", "tree"}).Draw(t, "op")}
+			switch st.op {
+			case "tree":
+				st = planting()
+				if rapid.Bool().Draw(t, "from") {
+					st.from = node(t)
 				}
-				c := *tr
-				c.Closed = closed
-				return tx.PutTree(c)
-			})
-			m.closed[id] = closed
+			case "add":
+				st = adding(node(t))
+				if rapid.IntRange(0, 9).Draw(t, "taken") == 0 && ref.now.nodes[st.from].tree != "" {
+					st.node = st.from
+				}
+			case "capture":
+				st = captured(node(t))
+			case "close", "open":
+				st.tree = tree(t)
+			case "finish":
+				if all := slices.Sorted(maps.Keys(ref.now.condemned)); len(all) > 0 {
+					st.snapshot = all[0]
+				}
+			case "unbox":
+				if all := slices.Sorted(maps.Keys(ref.now.boxes)); len(all) > 0 {
+					st.sandbox = all[0]
+				}
+			case "box":
+				st.node, st.sandbox = node(t), ids.NewSandbox()
+			default:
+				st.node = node(t)
+				st.keep = rapid.Bool().Draw(t, "keep")
+				st.label = rapid.StringN(0, 3, -1).Draw(t, "label")
+				st.payload = rapid.SampledFrom(append(payloads, "")).Draw(t, "payload")
+				st.value = float64(rapid.IntRange(-4, 4).Draw(t, "value"))
+				st.rule = rapid.SampledFrom([]BackupRule{Sum, Mean, Max, Discounted}).Draw(t, "rule")
+			}
+			return st
 		}
 		t.Repeat(map[string]func(*rapid.T){
-			"tree": func(t *rapid.T) {
-				tr := Tree{ID: ids.NewTree(), Root: ids.NewNode()}
-				k := checkpointOf(tr.ID, tr.Root)
-				do(func(tx *Tx) error {
-					if err := tx.PutTree(tr); err != nil {
-						return err
-					}
-					if _, err := tx.AddNode(Node{ID: tr.Root, Tree: tr.ID, Capture: Recorded}); err != nil {
-						return err
-					}
-					return tx.SetCaptured(k, k.CreatedAt, false, 0)
-				})
-				m.trees[tr.ID] = tr.Root
-				m.nodes[tr.Root] = &modelNode{tree: tr.ID, checkpoint: k.ID}
-				m.snapshot[k.ID] = k.Snapshot
-				m.order = append(m.order, tr.Root)
-			},
-			"add": func(t *rapid.T) {
-				parent := anyNode()
-				p := m.nodes[parent]
-				n := Node{ID: ids.NewNode(), Tree: p.tree, Parent: parent, Capture: Captured, Checkpoint: p.checkpoint}
-				do(func(tx *Tx) error { _, err := tx.AddNode(n); return err })
-				m.nodes[n.ID] = &modelNode{tree: p.tree, parent: parent, checkpoint: p.checkpoint}
-				m.order = append(m.order, n.ID)
-			},
-			"capture": func(t *rapid.T) {
-				id := anyNode()
-				old := m.nodes[id].checkpoint
-				k := checkpointOf(m.nodes[id].tree, id)
-				do(func(tx *Tx) error { return tx.SetCaptured(k, k.CreatedAt, false, 0) })
-				m.nodes[id].checkpoint, m.snapshot[k.ID] = k.ID, k.Snapshot
-				m.release(old)
-			},
-			"withhold": func(t *rapid.T) {
-				id := anyNode()
-				old := m.nodes[id].checkpoint
-				do(func(tx *Tx) error { return tx.SetWithheld(id, "why") })
-				m.nodes[id].checkpoint = ""
-				m.release(old)
-			},
-			"annotate": func(t *rapid.T) {
-				id := anyNode()
-				label, payload := rapid.StringN(0, 3, -1).Draw(t, "label"), rapid.SampledFrom([]string{"", "a", "b"}).Draw(t, "payload")
-				b := []byte(payload)
-				do(func(tx *Tx) error {
-					return tx.Annotate([]Annotation{{Node: id, Labels: map[string]string{"l": label}, Payload: &b}})
-				})
-				m.nodes[id].label, m.nodes[id].payload = label, payload
-			},
-			"backup": func(t *rapid.T) {
-				id := anyNode()
-				do(func(tx *Tx) error { _, err := tx.Backup([]BackupItem{{id, 2}}, Sum, 0); return err })
-				for at := id; at != ""; at = m.nodes[at].parent {
-					m.nodes[at].value += 2
-					m.nodes[at].visits++
+			"change": func(t *rapid.T) {
+				var steps []step
+				for range rapid.IntRange(1, 4).Draw(t, "steps") {
+					steps = append(steps, oneOf(t))
 				}
-			},
-			"pin": func(t *rapid.T) {
-				id, pin := anyNode(), rapid.Bool().Draw(t, "pin")
-				do(func(tx *Tx) error { return tx.setPinned(id, pin) })
-				m.nodes[id].pinned = pin
-			},
-			"sandbox": func(t *rapid.T) {
-				id := anyNode()
-				sb := Sandbox{ID: ids.NewSandbox(), Tree: m.nodes[id].tree, Head: id}
-				do(func(tx *Tx) error { return tx.PutSandbox(sb) })
-				m.sandboxes[sb.ID] = id
-			},
-			"release": func(t *rapid.T) {
-				for _, sb := range slices.Sorted(maps.Keys(m.sandboxes)) {
-					do(func(tx *Tx) error { return tx.DeleteSandbox(sb) })
-					delete(m.sandboxes, sb)
-					break
+				gone, reason := real.change(steps...)
+				wantGone, want := ref.change(steps...)
+				if reason != want || !slices.Equal(gone, wantGone) {
+					t.Fatalf("%+v: removed %v, refused as %q; want %v and %q", steps, gone, reason, wantGone, want)
 				}
-			},
-			"prune": func(t *rapid.T) {
-				id, keep := anyNode(), rapid.Bool().Draw(t, "keep")
-				gone := m.below(id)
-				if keep {
-					gone = slices.DeleteFunc(gone, func(n ids.Node) bool { return n == id })
-				}
-				of := m.nodes[id].tree
-				whole := !keep && m.nodes[id].parent == ""
-				refused := whole && !m.closed[of]
-				for _, n := range gone {
-					refused = refused || m.nodes[n].pinned || slices.Contains(slices.Collect(maps.Values(m.sandboxes)), n)
-				}
-				_, err := s.Update(ctx, func(tx *Tx) error { _, err := tx.Prune(id, keep); return err })
-				if refused != fault.Is(err, fault.Precondition) || !refused && err != nil {
-					t.Fatalf("prune of %s: %v, want refused: %v", id, err, refused)
-				}
-				if !refused {
-					drop(gone)
-					if whole {
-						delete(m.trees, of)
+				for _, st := range steps {
+					if reason == "" && st.node != "" {
+						known = append(known, st.node)
 					}
 				}
 			},
+			"mark": func(*rapid.T) { from = append(from, marks{real.mark(), ref.mark()}) },
 			// A closed tree leaves memory, whole or in part, and whatever comes next finds it.
 			"archive": func(t *rapid.T) {
-				id := m.nodes[anyNode()].tree
-				setClosed(id, true)
+				id := tree(t)
+				for _, k := range []keeper{real, ref} {
+					if _, reason := k.change(step{op: "close", tree: id}); reason != "" {
+						t.Fatal(reason)
+					}
+				}
 				if rapid.Bool().Draw(t, "part") {
 					k, _ := keyOf(id, "tr_")
-					do(func(tx *Tx) error {
+					if _, err := real.s.Update(context.Background(), func(tx *Tx) error {
 						tr, err := tx.Tree(id)
 						if err != nil || tx.idle(tr) != nil || tr.Archive != InMemory {
 							return err
 						}
 						_, err = tx.archive(tr, k)
 						return err
-					})
+					}); err != nil {
+						t.Fatal(err)
+					}
 					return
 				}
-				stood := slices.ContainsFunc(slices.Collect(maps.Values(m.sandboxes)), func(n ids.Node) bool { return m.nodes[n].tree == id })
-				if err := s.Archive(ctx, id); stood != fault.Is(err, fault.Precondition) || !stood && err != nil {
+				stood := slices.ContainsFunc(slices.Collect(maps.Values(ref.now.boxes)), func(n ids.Node) bool { return ref.now.nodes[n].tree == id })
+				if err := real.s.Archive(context.Background(), id); stood != fault.Is(err, fault.Precondition) || !stood && err != nil {
 					t.Fatalf("archiving %s: %v, want refused: %v", id, err, stood)
 				}
 			},
-			"open": func(t *rapid.T) { setClosed(m.nodes[anyNode()].tree, false) },
 			"recall": func(t *rapid.T) {
-				if err := s.Recall(ctx, m.nodes[anyNode()].tree); err != nil {
+				if err := real.s.Recall(context.Background(), tree(t)); err != nil {
 					t.Fatal(err)
 				}
 			},
-			"finish": func(t *rapid.T) {
-				gone := slices.Sorted(maps.Keys(m.condemned))
-				do(func(tx *Tx) error { return tx.FinishRemoval(gone) })
-				clear(m.condemned)
-			},
-			"fail": func(t *rapid.T) {
-				id := anyNode()
-				if _, err := s.Update(ctx, func(tx *Tx) error {
-					_ = tx.SetWithheld(id, "never")
-					return errOops
-				}); err != errOops {
-					t.Fatal(err)
+			"restart":    func(*rapid.T) { real.again(false) },
+			"power loss": func(*rapid.T) { real.again(true) },
+			"": func(t *rapid.T) {
+				got, want := real.seen(), ref.seen()
+				for k := range maps.Keys(want) {
+					if got[k] != want[k] {
+						t.Fatalf("%s is\n%s, want\n%s", k, got[k], want[k])
+					}
+				}
+				if len(got) != len(want) {
+					t.Fatalf("%d things are seen, want %d", len(got), len(want))
+				}
+				for id := range ref.now.trees {
+					m := from[len(from)-1]
+					if got, want := real.since(id, m.real), ref.since(id, m.ref); !slices.Equal(got, want) {
+						t.Fatalf("since %+v: %v, want %v", m, got, want)
+					}
 				}
 			},
-			"restart": func(t *rapid.T) {
-				if err := s.Close(); err != nil {
-					t.Fatal(err)
-				}
-				s = open()
-			},
-			"power loss": func(t *rapid.T) {
-				after := fs.CrashClone(vfs.CrashCloneCfg{})
-				_ = s.Close()
-				fs = after
-				s = open()
-			},
-			"": func(t *rapid.T) { m.compare(t, s) },
 		})
 	})
-}
-
-func (m *model) compare(t *rapid.T, s *Store) {
-	v := s.View()
-	wrong, err := s.Check(context.Background())
-	if err != nil || len(wrong) > 0 {
-		t.Fatalf("check: %v, %v", wrong, err)
-	}
-	if v.TreeCount() != len(m.trees) || v.NodeCount("") != len(m.nodes) || v.SandboxCount("") != len(m.sandboxes) || v.CheckpointCount("") != len(m.snapshot) {
-		t.Fatalf("%d trees, %d nodes, %d sandboxes, %d checkpoints; want %d, %d, %d, %d", v.TreeCount(), v.NodeCount(""), v.SandboxCount(""),
-			v.CheckpointCount(""), len(m.trees), len(m.nodes), len(m.sandboxes), len(m.snapshot))
-	}
-	for id, want := range m.nodes {
-		n, err := v.FullNode(id)
-		if err != nil {
-			t.Fatal(err)
-		}
-		payload := ""
-		if n.PayloadDigest != "" {
-			b, err := s.Payload(n.PayloadDigest)
-			if err != nil {
-				t.Fatal(err)
-			}
-			payload = string(b)
-		}
-		got := modelNode{n.Tree, n.Parent, n.Value, n.Visits, n.Labels["l"], n.Pinned, n.Checkpoint, payload}
-		if got != *want {
-			t.Fatalf("node %s is %+v, want %+v", id, got, *want)
-		}
-		var kids []ids.Node
-		for _, c := range m.order {
-			if m.nodes[c].parent == id {
-				kids = append(kids, c)
-			}
-		}
-		if got := idsOf(v.Children(id)); !slices.Equal(got, kids) {
-			t.Fatalf("children of %s are %v, want %v", id, got, kids)
-		}
-		below := idsOf(v.Subtree(id))
-		slices.Sort(below)
-		want := m.below(id)
-		slices.Sort(want)
-		if !slices.Equal(below, want) {
-			t.Fatalf("below %s are %v, want %v", id, below, want)
-		}
-	}
-	condemned := slices.Sorted(v.Condemned())
-	if want := slices.Sorted(maps.Keys(m.condemned)); !slices.Equal(condemned, want) {
-		t.Fatalf("condemned are %v, want %v", condemned, want)
-	}
-	for k := range m.snapshot {
-		users := idsOf(v.CheckpointUsers(k))
-		slices.Sort(users)
-		var want []ids.Node
-		for id, n := range m.nodes {
-			if n.checkpoint == k {
-				want = append(want, id)
-			}
-		}
-		slices.Sort(want)
-		if !slices.Equal(users, want) {
-			t.Fatalf("users of %s are %v, want %v", k, users, want)
-		}
-	}
-	for sb, at := range m.sandboxes {
-		if x, err := v.Sandbox(sb); err != nil || x.Head != at {
-			t.Fatalf("sandbox %s: %+v, %v; want it at %s", sb, x, err, at)
-		}
-		if !slices.ContainsFunc(slices.Collect(v.SandboxesAt(at)), func(x *Sandbox) bool { return x.ID == sb }) {
-			t.Fatalf("sandbox %s isn't found at %s", sb, at)
-		}
-	}
 }

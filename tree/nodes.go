@@ -32,17 +32,17 @@ type nodeKey [16]byte
 // they find is at the end of the key.
 var (
 	// A node by its id.
-	nodeTable = paged[string]{nodes, 16}
+	nodeTable = paged[string]{nodes, 16, 0}
 	// NodesOf: all of a tree in creation order. Key: tree, CreateIndex, node.
-	nodesByTree = paged[struct{}]{nodes + "/" + byTree, 16 + 8 + 16}
+	nodesByTree = paged[struct{}]{nodes + "/" + byTree, 16 + 8 + 16, 1}
 	// Children in order, and the next ordinal without counting. Key: parent, ordinal, node.
-	nodesByParent = paged[struct{}]{nodes + "/" + byParent, 16 + 4 + 16}
+	nodesByParent = paged[struct{}]{nodes + "/" + byParent, 16 + 4 + 16, 2}
 	// Who shares a checkpoint, and whether anybody still does. Key: checkpoint, node.
-	nodesByCheckpoint = paged[struct{}]{nodes + "/" + byCheckpoint, 16 + 16}
+	nodesByCheckpoint = paged[struct{}]{nodes + "/" + byCheckpoint, 16 + 16, 3}
 	// Whether anybody still has a payload; only nodes with one. Key: sha256, node.
-	nodesByPayload = paged[struct{}]{nodes + "/" + byPayload, 32 + 16}
+	nodesByPayload = paged[struct{}]{nodes + "/" + byPayload, 32 + 16, 4}
 	// PendingCaptures in creation order; nearly always nearly empty. Key: CreateIndex, node.
-	nodesPending = paged[struct{}]{nodes + "/" + pending, 8 + 16}
+	nodesPending = paged[struct{}]{nodes + "/" + pending, 8 + 16, 5}
 
 	nodeIndexes = []paged[struct{}]{nodesByTree, nodesByParent, nodesByCheckpoint, nodesByPayload, nodesPending}
 )

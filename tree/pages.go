@@ -17,19 +17,23 @@ import (
 //	table:  ..., page{upto: k3, keys: k1 k2 k3}, page{upto: k9, keys: k7 k8}, page{upto: ff...ff, keys: ka}
 //
 // A page has the keys up to and including upto and above the page before; pages are
-// constants like all rows: a change makes a new one in its place.
+// constants like all rows: a change makes a new one in its place. Only what the group made that
+// is still open is written to, since nobody but the group's own changes can see it: a page is copied
+// once a group, not once a change.
 const pageSize = 64
 
 type page[V any] struct {
-	upto []byte // the row's key
+	upto []byte // the row's key; shares nothing with keys
 	keys []byte // all of one size, ascending, back to back
 	vals []V
+	made uint64 // by the group of this number; 0: at the start
 }
 
 // paged is a table of pages. Keys have exactly size bytes.
 type paged[V any] struct {
 	name string
 	size int
+	slot int // in recent
 }
 
 func (t paged[V]) schema() *memdb.TableSchema {
@@ -48,6 +52,45 @@ func (t paged[V]) from(r reader, key []byte) func() *page[V] {
 	}
 }
 
+// recent are pages that the changes of a group have just looked up, two of each table: changes
+// that come together are mostly of the same trees. What lies between a key that was
+// looked up and the end of its page belongs to that page, until the table's pages change.
+type recent [7]struct {
+	pages [2]struct {
+		low  [48]byte
+		page any
+	}
+	older int
+}
+
+// home is the page that a key belongs to; nil: none.
+func (t paged[V]) home(r reader, key []byte) *page[V] {
+	if r.recent == nil {
+		return t.from(r, key)()
+	}
+	known := &r.recent[t.slot]
+	for i := range known.pages {
+		e := &known.pages[i]
+		if p, ok := e.page.(*page[V]); ok && bytes.Compare(e.low[:t.size], key) <= 0 && bytes.Compare(key, p.upto) <= 0 {
+			known.older = 1 - i
+			return p
+		}
+	}
+	p := t.from(r, key)()
+	if p != nil {
+		e := &known.pages[known.older]
+		copy(e.low[:], key)
+		e.page, known.older = p, 1-known.older
+	}
+	return p
+}
+
+// replace is Tx's.
+func (t paged[V]) replace(tx *Tx, before, after *page[V]) {
+	clear(tx.recent[t.slot].pages[:])
+	tx.replace(t.name, row(before), row(after))
+}
+
 func (t paged[V]) at(p *page[V], i int) []byte { return p.keys[i*t.size : (i+1)*t.size] }
 
 // search is where a key is in a page, or where it would be.
@@ -57,7 +100,7 @@ func (t paged[V]) search(p *page[V], key []byte) (i int, there bool) {
 }
 
 func (t paged[V]) get(r reader, key []byte) (v V, ok bool) {
-	if p := t.from(r, key)(); p != nil {
+	if p := t.home(r, key); p != nil {
 		if i, there := t.search(p, key); there {
 			return p.vals[i], true
 		}
@@ -115,7 +158,7 @@ func (t paged[V]) last(r reader, prefix []byte) (k []byte, ok bool) {
 		}
 		return t.at(p, i), true
 	}
-	p := t.from(r, high)()
+	p := t.home(r, high)
 	if p != nil {
 		k, ok = below(p)
 	}
@@ -133,24 +176,27 @@ func (t paged[V]) last(r reader, prefix []byte) (k []byte, ok bool) {
 
 // put adds a key or gives it another value.
 func (t paged[V]) put(tx *Tx, key []byte, v V) {
-	p := t.from(tx.reader, key)()
+	p := t.home(tx.reader, key)
 	if p == nil {
-		tx.replace(t.name, nil, &page[V]{t.padded(nil, 0xff), key, []V{v}})
-		return
+		p = &page[V]{upto: t.padded(nil, 0xff), made: tx.group}
+		t.replace(tx, nil, p)
+	} else if p.made != tx.group {
+		// Some room, as more keys are likely to follow.
+		q := &page[V]{p.upto, make([]byte, 0, len(p.keys)+pageRoom*t.size), make([]V, 0, len(p.vals)+pageRoom), tx.group}
+		q.keys, q.vals = append(q.keys, p.keys...), append(q.vals, p.vals...)
+		t.replace(tx, p, q)
+		p = q
 	}
 	i, there := t.search(p, key)
 	if there {
-		q := &page[V]{p.upto, p.keys, slices.Clone(p.vals)}
-		q.vals[i] = v
-		tx.replace(t.name, p, q)
+		tx.rows = append(tx.rows, rowChange{before: p.vals[i], after: p, at: i})
+		p.vals[i] = v
 		return
 	}
+	p.keys, p.vals = slices.Insert(p.keys, i*t.size, key...), slices.Insert(p.vals, i, v)
+	tx.rows = append(tx.rows, rowChange{after: p, at: i})
 	n := len(p.vals)
-	q := &page[V]{p.upto, make([]byte, 0, len(p.keys)+t.size), make([]V, 0, n+1)}
-	q.keys = append(append(append(q.keys, p.keys[:i*t.size]...), key...), p.keys[i*t.size:]...)
-	q.vals = append(append(append(q.vals, p.vals[:i]...), v), p.vals[i:]...)
-	if n++; n <= pageSize {
-		tx.replace(t.name, p, q)
+	if n <= pageSize {
 		return
 	}
 	// Where keys come in order, which is the rule, the page behind stays full.
@@ -158,17 +204,28 @@ func (t paged[V]) put(tx *Tx, key []byte, v V) {
 	if i == n-1 {
 		m = n * 7 / 8
 	}
-	tx.replace(t.name, nil, t.run(q.keys[:m*t.size], q.vals[:m], nil))
-	tx.replace(t.name, p, t.run(q.keys[m*t.size:], q.vals[m:], p.upto))
+	t.replace(tx, nil, t.run(tx.group, p.keys[:m*t.size], p.vals[:m], nil))
+	t.replace(tx, p, t.run(tx.group, p.keys[m*t.size:], p.vals[m:], p.upto))
+}
+
+const pageRoom = 8
+
+// takeBack undoes a write to a page of the same change: of a key that was there, or that wasn't.
+func (p *page[V]) takeBack(c rowChange) {
+	if v, was := c.before.(V); was {
+		p.vals[c.at] = v
+		return
+	}
+	size := len(p.keys) / len(p.vals)
+	p.keys, p.vals = slices.Delete(p.keys, c.at*size, (c.at+1)*size), slices.Delete(p.vals, c.at, c.at+1)
 }
 
 // run is a page with these keys; it shares nothing with them.
-func (t paged[V]) run(keys []byte, vals []V, upto []byte) *page[V] {
-	p := &page[V]{upto, bytes.Clone(keys), slices.Clone(vals)}
+func (t paged[V]) run(made uint64, keys []byte, vals []V, upto []byte) *page[V] {
 	if upto == nil {
-		p.upto = p.keys[len(keys)-t.size:]
+		upto = bytes.Clone(keys[len(keys)-t.size:])
 	}
-	return p
+	return &page[V]{upto, bytes.Clone(keys), slices.Clone(vals), made}
 }
 
 // drop takes keys out, in order, so that each page is written once. One that isn't there is an
@@ -180,7 +237,7 @@ func (t paged[V]) drop(tx *Tx, keys ...[]byte) {
 		if p == nil {
 			panic("a key that is in no page")
 		}
-		q := &page[V]{p.upto, make([]byte, 0, len(p.keys)), make([]V, 0, len(p.vals))}
+		q := &page[V]{p.upto, make([]byte, 0, len(p.keys)), make([]V, 0, len(p.vals)), tx.group}
 		from := 0
 		for len(keys) > 0 && bytes.Compare(keys[0], p.upto) <= 0 {
 			i, there := t.search(p, keys[0])
@@ -193,18 +250,18 @@ func (t paged[V]) drop(tx *Tx, keys ...[]byte) {
 		q.keys, q.vals = append(q.keys, p.keys[from*t.size:]...), append(q.vals, p.vals[from:]...)
 		n := len(q.vals)
 		if n == 0 {
-			tx.replace(t.name, p, nil)
+			t.replace(tx, p, nil)
 			continue
 		}
 		// What is left of a page goes to the next one, or pages would never go away.
 		if n <= pageSize/4 {
 			if after := pages(); after != nil && n+len(after.vals) <= pageSize*3/4 {
-				tx.replace(t.name, p, nil)
-				tx.replace(t.name, after, &page[V]{after.upto, slices.Concat(q.keys, after.keys), slices.Concat(q.vals, after.vals)})
+				t.replace(tx, p, nil)
+				t.replace(tx, after, &page[V]{after.upto, slices.Concat(q.keys, after.keys), slices.Concat(q.vals, after.vals), tx.group})
 				continue
 			}
 		}
-		tx.replace(t.name, p, t.run(q.keys, q.vals, p.upto))
+		t.replace(tx, p, t.run(tx.group, q.keys, q.vals, p.upto))
 	}
 }
 
@@ -217,7 +274,7 @@ func (t paged[V]) fill(txn *memdb.Txn, keys []byte, vals []V) error {
 		if n == len(vals) {
 			upto = t.padded(nil, 0xff)
 		}
-		p := t.run(keys[:n*t.size], vals[:n], upto)
+		p := t.run(0, keys[:n*t.size], vals[:n], upto)
 		keys, vals = keys[n*t.size:], vals[n:]
 		if err := txn.Insert(t.name, p); err != nil {
 			return err

@@ -161,9 +161,12 @@ func removalSchema() *memdb.TableSchema {
 // count is how many rows of a table a tree has ("nodes/tr_..."). In memory only;
 // made again at Open. Those of whole tables are totals.
 type count struct {
-	of string
-	n  int
+	of   string
+	n    int
+	made uint64 // as a page's
 }
+
+func (x *count) takeBack(c rowChange) { x.n = c.before.(int) }
 
 func countSchema() *memdb.TableSchema {
 	return tableOf(counts, identity[count]())

@@ -82,13 +82,14 @@ type Store struct {
 	mu     sync.Mutex // held while a change's function runs
 	head   *memdb.MemDB
 	next   uint64 // index of the last write in head
+	groups uint64 // how many there have been
 	totals totals // of head
 	open   *group // collects; nil if there is none
 	latest *group // that was opened last, maybe flushed long ago
-	// flushing: one goroutine flushes, and sees to it that what is open when it has
-	// done so is flushed next.
-	flushing bool
-	idle     sync.Cond // of mu: flushing has become false
+	// flushing: one goroutine has a sealed group, and sees to it that what is open when it has
+	// flushed that is flushed next. It becomes true under mu only.
+	flushing atomic.Bool
+	idle     sync.Cond // of mu: nothing is flushed, and nothing open
 	sealed   *group    // the one being flushed
 	failed   error     // why no more writes are taken
 	closed   bool
@@ -113,7 +114,9 @@ type instant struct {
 // Its changes share one transaction over the tables, so that a path of a radix tree
 // is copied once a group; one that is refused is undone in it.
 type group struct {
+	number uint64
 	txn    *memdb.Txn
+	recent recent
 	batch  *pebble.Batch
 	events []Event
 	moved  moved
@@ -153,7 +156,7 @@ func (s *Store) Close() error {
 	s.closing.Do(func() {
 		s.mu.Lock()
 		s.closed = true
-		for s.flushing {
+		for s.flushing.Load() || s.collected() {
 			s.idle.Wait()
 		}
 		s.mu.Unlock()
@@ -186,7 +189,7 @@ func (s *Store) Close() error {
 func (s *Store) Update(ctx context.Context, f func(tx *Tx) error) (index uint64, err error) {
 	g, first, index, err := s.applyHere(ctx, f)
 	if first {
-		s.flush()
+		s.flush(g)
 	}
 	return index, g.wait(err)
 }
@@ -213,7 +216,7 @@ func (s *Store) Start(ctx context.Context, f func(tx *Tx) error) (done func() er
 		return nil, g.wait(err)
 	}
 	if first {
-		go s.flush()
+		go s.flush(g)
 	}
 	return func() error { return g.wait(nil) }, nil
 }
@@ -238,8 +241,8 @@ func (s *Store) applyHere(ctx context.Context, f func(tx *Tx) error) (g *group, 
 
 // apply runs f over head and adds what it wrote to the open group, g. If it wrote nothing or was refused, g is
 // the last group that it may have seen changes of; nil: none. Who answers before that is durable
-// says what a read doesn't show yet, and what a crash could undo. If first, nobody flushes, and
-// the caller has to.
+// says what a read doesn't show yet, and what a crash could undo. If first, nobody flushes: g is
+// sealed, and the caller has to.
 func (s *Store) apply(ctx context.Context, f func(tx *Tx) error) (g *group, first bool, index uint64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -253,7 +256,8 @@ func (s *Store) apply(ctx context.Context, f func(tx *Tx) error) (g *group, firs
 		return nil, false, 0, s.failed
 	}
 	if s.open == nil {
-		s.open = &group{txn: s.head.Txn(true), batch: s.log.db.NewBatch(), done: make(chan struct{})}
+		s.groups++
+		s.open = &group{number: s.groups, txn: s.head.Txn(true), batch: s.log.db.NewBatch(), done: make(chan struct{})}
 	}
 	g = s.open
 	if rehearse {
@@ -288,14 +292,15 @@ func (s *Store) apply(ctx context.Context, f func(tx *Tx) error) (g *group, firs
 			_ = g.batch.Set(op.key, op.value, nil)
 		}
 	}
-	first = !s.flushing
-	s.flushing = true
+	if first = s.flushing.CompareAndSwap(false, true); first {
+		s.seal()
+	}
 	return g, first, s.next, nil
 }
 
 // begin starts a change over what a group has.
 func (s *Store) begin(g *group) *Tx {
-	return &Tx{reader: reader{g.txn, s.next, s.totals}, s: s, now: s.o.Clock().UTC()}
+	return &Tx{reader: reader{g.txn, s.next, s.totals, &g.recent}, s: s, group: g.number, now: s.o.Clock().UTC()}
 }
 
 func (s *Store) rehearse(g *group, f func(tx *Tx) error) error {
@@ -322,43 +327,55 @@ func (s *Store) room(tx *Tx, g *group) error {
 		WithHint("free some space; nothing needs to be started again").After(10 * time.Second)
 }
 
-// flush makes the open group durable, then visible, then known: log, memory,
-// watchers, those who wait for the reply. The change that finds nobody at it flushes in
-// its own goroutine, since each hand-over to another costs a good part of a flush; what has
-// come meanwhile goes to one of its own, so that no change waits for a later one.
-func (s *Store) flush() {
-	if g := s.seal(); g != nil {
-		_ = g.batch.Set(indexKey, varint(g.after.index), nil)
-		if err := s.log.commit(g.batch); err != nil {
-			s.giveUp(g, err)
-		} else {
-			_ = g.batch.Close()
-			s.state.Store(&g.after)
-			s.watch.publish(g.events)
-			close(g.done)
-		}
+// flush makes a sealed group durable, then visible, then known: log, memory, watchers, those
+// who wait for the reply. The change that finds nobody at it flushes in its own goroutine,
+// since each hand-over to another costs a good part of a flush; what has come meanwhile goes
+// to the next change, or to a goroutine of its own, so that no change waits for a later one.
+func (s *Store) flush(g *group) {
+	_ = g.batch.Set(indexKey, varint(g.after.index), nil)
+	if err := s.log.commit(g.batch); err != nil {
+		s.giveUp(g, err)
+	} else {
+		_ = g.batch.Close()
+		s.state.Store(&g.after)
+		s.watch.publish(g.events)
+		close(g.done)
 	}
-	s.mu.Lock()
+	// From here on whoever makes a change flushes: many may stand before us at mu, and the
+	// disk shall not wait for all of them.
+	s.flushing.Store(false)
+	if s.mu.TryLock() {
+		s.follow(g)
+	} else {
+		go func() { s.mu.Lock(); s.follow(g) }()
+	}
+}
+
+// follow has what is open flushed, if nobody does; g is what was flushed before. It is called with mu held, and lets go
+// of it.
+func (s *Store) follow(g *group) {
 	defer s.mu.Unlock()
-	s.sealed = nil
-	if s.open != nil && !s.open.batch.Empty() {
-		go s.flush()
+	if s.sealed == g {
+		s.sealed = nil
+	}
+	if s.flushing.Load() {
 		return
 	}
-	s.flushing = false
+	if s.collected() {
+		s.flushing.Store(true)
+		go s.flush(s.seal())
+		return
+	}
 	s.idle.Broadcast()
 }
 
-// seal closes the open group to further changes; nil if there is none.
+// collected: the open group has a change.
+func (s *Store) collected() bool { return s.open != nil && !s.open.batch.Empty() }
+
+// seal closes the open group to further changes. It is called with mu held.
 func (s *Store) seal() *group {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	g := s.open
-	s.open = nil
-	if g == nil {
-		return nil
-	}
-	s.sealed = g
+	s.open, s.sealed = nil, g
 	g.txn.Commit()
 	g.after = instant{s.head.Snapshot(), s.next, s.totals}
 	return g

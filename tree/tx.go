@@ -18,6 +18,7 @@ import (
 type Tx struct {
 	reader // index is that of the last write
 	s      *Store
+	group  uint64 // the number of the one that it is of
 	now    time.Time
 	ops    []op
 	events []Event
@@ -73,10 +74,12 @@ func remove[T any](tx *Tx, table string, r rows, id string, v *T) {
 	tx.erase(table, v)
 }
 
-// rowChange is what undo takes back; nil: there was, or is, no such row.
+// rowChange is what undo takes back; nil: there was, or is, no such row. Without a table
+// it is a write to what the group made, after.
 type rowChange struct {
 	table         string
 	before, after any
+	at            int // in a page
 }
 
 func (tx *Tx) insert(table string, v any) {
@@ -101,7 +104,7 @@ func (tx *Tx) replace(table string, before, after any) {
 	if err != nil {
 		panic(err) // the caller has just read it
 	}
-	tx.rows = append(tx.rows, rowChange{table, before, after})
+	tx.rows = append(tx.rows, rowChange{table: table, before: before, after: after})
 }
 
 // run makes the change that f describes.
@@ -120,7 +123,12 @@ func (tx *Tx) run(f func(tx *Tx) error) error {
 
 // undo takes the rows back, last first.
 func (tx *Tx) undo() {
+	*tx.recent = recent{}
 	for _, c := range slices.Backward(tx.rows) {
+		if c.table == "" {
+			c.after.(interface{ takeBack(rowChange) }).takeBack(c)
+			continue
+		}
 		var err error
 		if c.before != nil {
 			err = tx.txn.Insert(c.table, c.before)
@@ -144,11 +152,23 @@ func (tx *Tx) add(table string, tree ids.Tree, n int) {
 	if old != nil {
 		n += old.n
 	}
-	if n == 0 && old != nil {
+	switch {
+	case n == 0 && old != nil:
 		tx.erase(counts, old)
-		return
+	case old != nil && old.made == tx.group:
+		tx.rows = append(tx.rows, rowChange{before: old.n, after: old})
+		old.n = n
+	default:
+		tx.replace(counts, row(old), &count{of, n, tx.group})
 	}
-	tx.insert(counts, &count{of, n})
+}
+
+// row is nil for a nil pointer.
+func row[T any](p *T) any {
+	if p == nil {
+		return nil
+	}
+	return p
 }
 
 // newest are the events of this change without those that a later write of it

@@ -46,12 +46,17 @@ func (tx *Tx) SetCaptured(k Checkpoint, frozenAt time.Time, survivorsRan bool, t
 	})
 }
 
-// SetProven marks a checkpoint and the nodes that have it: it has been restored once
+// SetProven marks a checkpoint and the nodes that have it, of any tree: it has been restored once
 // and found equal. Idempotent.
 func (tx *Tx) SetProven(id ids.Checkpoint) error {
 	k, err := tx.Checkpoint(id)
 	if err != nil || k.Proven {
 		return err
+	}
+	for _, t := range tx.archivedUsers(id) {
+		if err := tx.resident(t); err != nil {
+			return err
+		}
 	}
 	proven := *k
 	proven.Proven = true

@@ -23,7 +23,7 @@ type View struct {
 // View is the newest durable instant.
 func (s *Store) View() *View {
 	now := s.state.Load()
-	return &View{reader: reader{now.db.Txn(false), now.index, now.totals}, s: s}
+	return &View{reader: reader{now.db.Txn(false), now.index, now.totals, nil}, s: s}
 }
 
 // FullNode reads a node of the newest instant with all that its turn did.
@@ -35,6 +35,7 @@ type reader struct {
 	txn    *memdb.Txn
 	index  uint64
 	totals totals
+	recent *recent // of a Tx only
 }
 
 func find[T any](r reader, table, index string, key []byte) (*T, bool) {
