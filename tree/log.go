@@ -117,6 +117,10 @@ func openDisk(dir string, o Options) (*disk, error) {
 	if err != nil {
 		return nil, lockFault(dir, err)
 	}
+	if err := intact(d.fs, logDir); err != nil {
+		_ = lock.Close()
+		return nil, openFault(dir, err)
+	}
 	cache := pebble.NewCache(blockCache)
 	defer cache.Unref()
 	opts := &pebble.Options{
@@ -345,10 +349,28 @@ func (d *disk) close() error {
 			WithHint("start the daemon again: what was acknowledged is there")
 	default:
 	}
-	if err := guard(d.db.Close); err != nil {
+	last, err := d.last()
+	if err = errors.Join(err, guard(d.db.Close)); err == nil {
+		err = closedAt(d.fs, d.dir, last)
+	}
+	if err != nil {
 		return fault.New(fault.Internal, "state_dir", "closing the log in %s: %w", d.dir, err)
 	}
 	return d.unlock()
+}
+
+// last is the index of the last write. It is called with mu held.
+func (d *disk) last() (uint64, error) {
+	v, c, err := d.db.Get(indexKey)
+	if errors.Is(err, pebble.ErrNotFound) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	n, _ := binary.Uvarint(v)
+	return n, nil
 }
 
 // ---- pebble's Logger -------------------------------------------------------

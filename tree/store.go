@@ -141,6 +141,9 @@ func Open(dir string, o Options) (*Store, error) {
 	s.idle.L = &s.mu
 	s.watch.init(o.MaxWatchBuffer)
 	now, err := load(log)
+	if err == nil {
+		err = reaches(log.fs, dir, now.index)
+	}
 	if err != nil {
 		_ = log.close()
 		return nil, err
