@@ -3,6 +3,8 @@
 
 #define NCALLS 512
 #define NINODES 128
+#define NMOVED 128
+#define NTOLD 8
 
 /* Flags; inspector/flags.go names them for people. */
 enum flag {
@@ -22,6 +24,8 @@ enum flag {
 	F_TIMES = 1 << 13,   /* with F_META, F_OLD or F_NEWMETA: times were set by a call */
 	F_TERMINAL = 1 << 15, /* the settings or the size of a terminal were set */
 	F_TOUCHED = 1 << 14, /* something that a survivor holds, or is, was reached */
+	F_MOVED = 1 << 16,   /* older inodes may have changed by more than content: those in moved[] */
+	F_WIDE = 1 << 17,    /* with F_NAMES: maybe in directories that moved[] hasn't got */
 };
 
 /* Classes of calls; inspector/calls.go assigns them. */
@@ -61,6 +65,8 @@ struct box {
 	__u32 holds;     /* enum holding: what they hold */
 	__u64 touch_nr;  /* the last call that made F_TOUCHED */
 	__u64 inodes[NINODES];
+	__u32 moved[NMOVED]; /* a set, see moves() */
+	__u64 told[NTOLD];   /* see time_moves() */
 };
 
 /* A box stands where its control group's id says, modulo NBOXES, if that place was
@@ -99,6 +105,7 @@ enum blindness {
 	B_CALLS_OBJECTS = 1 << 4,
 	B_FAIL_READS = 1 << 5, /* every resolution fails: must surface as lost */
 	B_REACH = 1 << 6, /* calls that reach a survivor */
+	B_DIRS = 1 << 7, /* directories whose times move */
 };
 
 #define TS_COMPAT 2
@@ -143,6 +150,34 @@ static __always_inline void mark(struct box *b, __u64 flags)
 		__sync_fetch_and_or(&b->epoch, flags);
 	if ((b->turn & flags) != flags)
 		__sync_fetch_and_or(&b->turn, flags);
+}
+
+/* moves puts an inode of the subvolume that is older than the epoch into moved[]: a
+ * directory whose entries may have changed, or an inode that a call by path changed
+ * (attrs: MOVED_ATTRS). It stays there until the next epoch. False: there is no room. */
+#define MOVED_ATTRS (1U << 31)
+
+static __noinline bool moves(struct box *b, __u64 ino, __u32 attrs)
+{
+	if (!ino || ino >= MOVED_ATTRS)
+		return false;
+#pragma unroll
+	for (int i = 0; i < 8; i++) {
+		__u64 n = ino + i * 37;
+		asm volatile("" : "+r"(n)); /* as in inode_at */
+		__u32 *m = &b->moved[n & (NMOVED - 1)];
+		__u32 was = *m;
+		if (!was)
+			was = __sync_val_compare_and_swap(m, 0, ino | attrs);
+		if (!was)
+			return true;
+		if ((was & ~MOVED_ATTRS) != ino)
+			continue;
+		if (attrs & ~was)
+			__sync_fetch_and_or(m, attrs);
+		return true;
+	}
+	return false;
 }
 
 static __always_inline void lost(struct box *b)

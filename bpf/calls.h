@@ -348,69 +348,82 @@ static __always_inline void opened(struct box *b, struct task_struct *t, struct 
 	}
 }
 
-/* Whose time of change did a call move? A call of C_META, and utimensat, changes one inode and
- * always moves its time. If the kernel says that in this very call no inode's time was moved
- * but those of new inodes, then no older one changed, and nothing older needs to be compared.
- * Only the kernel's word makes less of the call: without it F_META stands. */
-enum {
-	MOVED_NEW = 1,
-	MOVED_OTHER = 2,
-};
-
-struct moved {
-	__u32 nr;   /* of the call */
-	__u32 what;
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct moved);
-} moved SEC(".maps");
-
+/* Whose time of change did a call move?
+ *
+ * A call of C_META, and utimensat, changes one inode and always moves its time. The event
+ * marks what that means: nothing older than the epoch changed if it was a new inode, and one
+ * of those in moved[] if not. So if the kernel said something in the call, the call has no
+ * more to say.
+ *
+ * Entries come and go with the time of their directory, which is put into moved[]. If the
+ * kernel said in a call of C_NAMES which directory it was, those alone need to be listed.
+ *
+ * Only the kernel's word in this very call makes less of it: without it F_META or F_WIDE
+ * stands. A word is kept by thread; one that overwrites another's makes that one be asked for
+ * more, and no less. */
 static __always_inline bool moves_times(__u16 c, __u64 nr)
 {
 	return c & C_META || nr == NR_utimensat;
 }
 
+static __always_inline __u64 *word_of(struct box *b, struct task_struct *t)
+{
+	__u64 n = t->pid;
+	asm volatile("" : "+r"(n)); /* as in inode_at */
+	return &b->told[n & (NTOLD - 1)];
+}
+
+static __always_inline __u64 word(struct task_struct *t, __u64 nr)
+{
+	return (__u64)t->pid << 32 | nr;
+}
+
 static __always_inline int time_moves(struct inode *i)
 {
+	bool dir = (i->i_mode & 0170000) == 0040000 && !(blind & B_DIRS);
 	struct task_struct *t = bpf_get_current_task_btf();
 	long nr = ((struct pt_regs *)bpf_task_pt_regs(t))->orig_ax;
-	if (nr < 0 || !moves_times(class_of(nr), nr))
+	__u16 c = nr >= 0 ? class_of(nr) : 0;
+	bool meta = nr >= 0 && moves_times(c, nr);
+	if (!dir && !meta)
 		return 0;
 	if (i->i_sb->s_magic != BTRFS)
 		return 0; /* overlayfs copies the times of its upper layer */
 	struct box *b = watched();
 	if (!b || (blind & B_TXN))
 		return 0;
-	bool new = i->i_ino >= b->first_new && root_of(i) == b->root;
-	if (!new)
-		mark(b, F_META); /* the file system's own word, also if the call isn't seen to end */
-	struct moved *m = bpf_task_storage_get(&moved, t, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
-	if (!m) {
-		mark(b, F_META);
-		return 0;
-	}
-	if (m->nr != nr) {
-		m->nr = nr;
-		m->what = 0;
-	}
-	m->what |= new ? MOVED_NEW : MOVED_OTHER;
+	bool own = root_of(i) == b->root, new = own && i->i_ino >= b->first_new;
+	bool kept = new || (own && moves(b, i->i_ino, meta ? MOVED_ATTRS : 0));
+	if (meta)
+		mark(b, new ? F_NEWMETA : kept ? F_MOVED : F_META);
+	if (dir && !kept)
+		mark(b, F_WIDE);
+	if (meta || (dir && kept && c & C_NAMES))
+		*word_of(b, t) = word(t, nr);
 	return 0;
 }
 
-/* meta_of is what such a call sets when it has finished. Each of them comes here, so nothing of
- * one is taken for the next. */
-static __always_inline __u64 meta_of(struct task_struct *t, __u64 nr, long ret)
+/* told says whether the kernel said something in a call that has finished, and forgets it.
+ * Each call that moves_times comes here, so nothing of one is taken for the next. */
+static __always_inline bool told(struct box *b, struct task_struct *t, __u64 nr)
 {
-	struct moved *m = bpf_task_storage_get(&moved, t, 0, 0);
-	if (!m)
-		return F_META;
-	bool only_new = m->nr == nr && m->what == MOVED_NEW;
-	m->nr = m->what = 0;
-	return only_new && ret >= 0 ? F_NEWMETA : F_META;
+	__u64 *w = word_of(b, t);
+	if (*w != word(t, nr))
+		return false;
+	*w = 0;
+	return true;
+}
+
+/* meta_of is what a call that moves_times sets when it has finished. */
+static __always_inline __u64 meta_of(struct box *b, struct task_struct *t, __u64 nr, long ret)
+{
+	return told(b, t, nr) && ret >= 0 ? 0 : F_META;
+}
+
+/* names_of is what a call of C_NAMES sets. */
+static __always_inline __u64 names_of(struct box *b, struct task_struct *t, __u64 nr, long ret)
+{
+	return told(b, t, nr) && ret >= 0 ? F_NAMES : F_NAMES | F_WIDE;
 }
 
 /* changes_nothing says of a finished call, by what nobody can alter any more (its number, its

@@ -32,6 +32,7 @@ enum kind {
 #define DEVPTS 0x1cd1
 #define BINDERFS 0x6c6f6f70
 #define SB_KERNMOUNT (1UL << 22)
+#define FS_MGTIME 64
 
 static __always_inline __u64 root_of(struct inode *i)
 {

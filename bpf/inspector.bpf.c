@@ -48,7 +48,7 @@ static __noinline int changed(struct pt_regs *r, long ret, __u16 c, bool other)
 		on_fd(b, t, r, nr, c, ret);
 	if (!(c & ~(C_NAMED | C_FD | C_CONTENT | C_FDARGS)))
 		return 0;
-	__u64 meta = moves_times(c, nr) ? meta_of(t, nr, ret) : F_META;
+	__u64 meta = moves_times(c, nr) ? meta_of(b, t, nr, ret) : F_META;
 	if (c & C_SPECIAL)
 		special(b, t, r, nr, ret, meta);
 	if (c & C_OPEN)
@@ -56,7 +56,7 @@ static __noinline int changed(struct pt_regs *r, long ret, __u16 c, bool other)
 	if (ret < 0 && !half_done(ret))
 		return 0;
 	if (c & C_NAMES)
-		mark(b, F_NAMES);
+		mark(b, names_of(b, t, nr, ret));
 	if (c & C_META)
 		mark(b, meta);
 	if (ret < 0)
@@ -132,7 +132,8 @@ int BPF_PROG(inode_new, struct inode *i)
 		mark_call(b, F_OUTSIDE, 0);
 		return 0;
 	}
-	mark(b, F_NAMES);
+	/* A file system that doesn't keep fine times doesn't tell which directory it was. */
+	mark(b, i->i_sb->s_type->fs_flags & FS_MGTIME ? F_NAMES : F_NAMES | F_WIDE);
 	__u64 ino = i->i_ino, seen = b->first_new;
 	for (int tries = 0; tries < 16; tries++) {
 		if (ino >= seen)
@@ -163,11 +164,11 @@ static __noinline int begun(__u64 ino)
 	if (blind & B_CALLS_FILES)
 		c &= ~(C_FD | C_SPECIAL); /* nothing else will explain these */
 	if (c & C_META)
-		mark(b, ino >= b->first_new ? F_NEWMETA : F_META);
+		mark(b, ino >= b->first_new ? F_NEWMETA : moves(b, ino, MOVED_ATTRS) ? F_MOVED : F_META);
 	else if (c & (C_NAMES | C_OPEN | C_EVICTS))
 		mark(b, F_NAMES);
 	else if (!(c & (C_FD | C_SPECIAL)))
-		mark(b, F_NAMES | F_META);
+		mark(b, F_NAMES | F_WIDE | F_META);
 	return 0;
 }
 

@@ -29,6 +29,8 @@ type InspectorBox struct {
 	Holds    uint32
 	TouchNr  uint64
 	Inodes   [128]uint64
+	Moved    [128]uint32
+	Told     [8]uint64
 }
 
 type InspectorHeld struct {
@@ -45,12 +47,6 @@ type InspectorHeld struct {
 	Shared   uint8
 	Internal uint8
 	Name     [16]int8
-}
-
-type InspectorMoved struct {
-	_    structs.HostLayout
-	Nr   uint32
-	What uint32
 }
 
 type InspectorSleeper struct {
@@ -82,7 +78,6 @@ const (
 	InspectorMapBoxes        = "boxes"
 	InspectorMapDrowsy       = "drowsy"
 	InspectorMapHoldings     = "holdings"
-	InspectorMapMoved        = "moved"
 	InspectorMapSleepers     = "sleepers"
 	InspectorMapSlots        = "slots"
 	InspectorProgBeside      = "beside"
@@ -174,7 +169,6 @@ type InspectorMapSpecs struct {
 	Boxes    *ebpf.MapSpec `ebpf:"boxes"`
 	Drowsy   *ebpf.MapSpec `ebpf:"drowsy"`
 	Holdings *ebpf.MapSpec `ebpf:"holdings"`
-	Moved    *ebpf.MapSpec `ebpf:"moved"`
 	Sleepers *ebpf.MapSpec `ebpf:"sleepers"`
 	Slots    *ebpf.MapSpec `ebpf:"slots"`
 }
@@ -216,7 +210,6 @@ type InspectorMaps struct {
 	Boxes    *ebpf.Map `ebpf:"boxes"`
 	Drowsy   *ebpf.Map `ebpf:"drowsy"`
 	Holdings *ebpf.Map `ebpf:"holdings"`
-	Moved    *ebpf.Map `ebpf:"moved"`
 	Sleepers *ebpf.Map `ebpf:"sleepers"`
 	Slots    *ebpf.Map `ebpf:"slots"`
 }
@@ -226,7 +219,6 @@ func (m *InspectorMaps) Close() error {
 		m.Boxes,
 		m.Drowsy,
 		m.Holdings,
-		m.Moved,
 		m.Sleepers,
 		m.Slots,
 	)

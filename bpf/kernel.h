@@ -24,13 +24,11 @@ enum { BPF_ANY = 0 };
 enum bpf_map_type {
 	BPF_MAP_TYPE_HASH = 1,
 	BPF_MAP_TYPE_ARRAY = 2,
-	BPF_MAP_TYPE_TASK_STORAGE = 29,
 };
 enum {
 	BPF_F_NO_PREALLOC = 1 << 0,
 	BPF_F_MMAPABLE = 1 << 10,
 };
-enum { BPF_LOCAL_STORAGE_GET_F_CREATE = 1 };
 
 #define __kernel __attribute__((preserve_access_index))
 
@@ -72,9 +70,14 @@ struct task_struct {
 	struct files_struct *files;
 } __kernel;
 
+struct file_system_type {
+	int fs_flags;
+} __kernel;
+
 struct super_block {
 	unsigned long s_magic;
 	unsigned long s_flags;
+	struct file_system_type *s_type;
 } __kernel;
 
 struct inode {

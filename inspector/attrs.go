@@ -176,10 +176,23 @@ func beneath(top, path string, flags int) (int, error) {
 	if path == "" {
 		path = "."
 	}
+	if flags&unix.O_PATH == 0 { // which the kernel refuses beside it
+		flags |= unix.O_NONBLOCK | unix.O_NOATIME
+	}
 	return unix.Openat2(root, path, &unix.OpenHow{
-		Flags:   uint64(flags | unix.O_CLOEXEC | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_NOATIME),
+		Flags:   uint64(flags | unix.O_CLOEXEC | unix.O_NOFOLLOW),
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV,
 	})
+}
+
+// statBeneath is lstat of a path below top, without following any link.
+func statBeneath(top, path string, st *unix.Stat_t) error {
+	fd, err := beneath(top, path, unix.O_PATH)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return unix.Fstat(fd, st)
 }
 
 // same says that an inode found under these paths in two trees is the same to every

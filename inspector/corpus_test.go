@@ -163,6 +163,7 @@ func TestRandomTurns(t *testing.T) {
 		out, _ := b.try("/bin/sh", "-c", "exec 2>/dev/null; "+script)
 		_ = out // lines may fail: that is part of the corpus
 		rep := barrier(w)
+		mustSeeAll(t, w)
 		after := digest(t, b)
 		changed := after != base
 		files := rep.Verdict == tree.Files || rep.Verdict == tree.Both

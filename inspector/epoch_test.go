@@ -2,6 +2,8 @@ package inspector
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -175,20 +177,108 @@ func TestClockTimerIsCancelledOnSet(t *testing.T) {
 	}
 }
 
-// Modes of files that come and go within the turn ask for no comparison of all others, where
-// the kernel tells whose times move.
-func TestNewInodesNeedNoComparison(t *testing.T) {
-	k := mustKernel(t, Options{})
-	if len(k.absent) > 0 {
+// mustTellTimes skips a test of what only kernels do that tell whose times of change move.
+func mustTellTimes(t *testing.T, k *Kernel) {
+	t.Helper()
+	if !k.tellsDirs {
 		testenv.Require(t, func() string { return "this kernel hasn't got " + strings.Join(k.absent, ", ") })
 	}
-	for way, want := range map[string]signs{"mkdtemp_": 0, "lower_temp_chmod": 0, "chmod_": sawMeta, "chmod_new_and_old": sawMeta, "chmod_by_new_link": sawMeta} {
+}
+
+func epochOf(w Watch) signs { return signs(atomic.LoadUint64(&w.(*watch).box.Epoch)) }
+
+// mustSeeAll compares what the last barrier saw of upper, without looking at all of it, with
+// what is there.
+func mustSeeAll(t *testing.T, w Watch) {
+	t.Helper()
+	seen := w.(*watch).seen.tree
+	if seen == nil {
+		return
+	}
+	l := lister{ctx: context.Background(), left: 1e6}
+	there, err := l.list(w.(*watch).subject.Upper, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := compare(seen, there); !reflect.DeepEqual(d, difference{}) {
+		t.Errorf("upper isn't what the barrier saw: %+v", d)
+	}
+	if size := 1e6 - l.left; seen.size != size {
+		t.Errorf("upper has %d names, the barrier counted %d", size, seen.size)
+	}
+}
+
+// Where the kernel tells whose times move, no inode needs to be compared but those that it
+// tells: neither files that come and go within the turn, nor those that calls by path didn't change.
+func TestNewInodesNeedNoComparison(t *testing.T) {
+	k := mustKernel(t, Options{})
+	mustTellTimes(t, k)
+	for way, want := range map[string]signs{
+		"mkdtemp_": 0, "lower_temp_chmod": 0, "chmod_": sawMoved, "chmod_new_and_old": sawMoved, "chmod_by_new_link": sawMoved,
+		"utimensat_": sawMoved, "chown_": sawMoved, "touch": sawMoved,
+	} {
 		b := mustBox(t, nil)
 		w := mustWatch(t, k, b)
 		w.BeginTurn()
 		b.turn("/ways", way)
-		if got := signs(atomic.LoadUint64(&w.(*watch).box.Epoch)); got&sawMeta != want {
+		if got := epochOf(w); got&(sawMeta|sawMoved)&^want != 0 || got&want != want {
 			t.Errorf("%s: flags %#x", way, got)
 		}
+	}
+}
+
+// Directories are listed again only if the kernel says that their entries came or went, over
+// epochs, barriers and directories that were moved; beyond what it can keep, all are.
+func TestOnlyChangedDirectoriesAreListed(t *testing.T) {
+	k := mustKernel(t, Options{})
+	mustTellTimes(t, k)
+	many := "for i in $(seq 200); do echo >many/$i/new; done"
+	for _, c := range []struct {
+		name  string
+		turns []string // the last is judged
+		want  tree.Verdict
+		wide  signs
+	}{
+		{"create", []string{"echo >d/new"}, tree.Files, 0},
+		{"delete", []string{"rm many/7/f"}, tree.Files, 0},
+		{"rename across", []string{"mv many/7/f many/9/g"}, tree.Files, 0},
+		{"a folder and what is in it", []string{"mv many e; echo >e/many/3/new", "rm e/many/3/new"}, tree.Files, 0},
+		{"moved and back, changed between", []string{"mv many e; rm e/many/3/f; mv e/many ."}, tree.Files, 0},
+		{"moved and back", []string{"mv many e; mv e/many ."}, tree.None, 0},
+		{"new folders", []string{"mkdir -p n/n/n; echo >n/n/n/f", "rm n/n/n/f; echo >n/n/g"}, tree.Files, 0},
+		{"gone again", []string{"mkdir -p n/n; echo >n/n/f; rm -r n"}, tree.None, 0},
+		{"in the image", []string{"echo >/lw/tmp/n; rm /lw/tmp/n; echo >/lw/tmp/m"}, tree.Files, 0},
+		{"more than are kept", []string{many}, tree.Files, sawWide},
+		{"more, and gone again", []string{many, "rm many/*/new"}, tree.None, sawWide},
+		{"more modes than are kept", []string{"chmod 600 many/*/f"}, tree.Files, 0},
+		{"more modes, and back", []string{"chmod 600 many/*/f; chmod 644 many/*/f"}, tree.None, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := mustBox(t, func(upper string) {
+				for i := range 200 {
+					dir := fmt.Sprintf("%s/w/many/%d", upper, i+1)
+					if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(dir+"/f", nil, 0o644)); err != nil {
+						panic(err)
+					}
+				}
+			})
+			w := mustWatch(t, k, b)
+			for range 2 { // as a sandbox that was just made, and after a capture
+				var r Report
+				for _, turn := range c.turns {
+					w.BeginTurn()
+					b.turn("/bin/sh", "-c", turn)
+					r = barrier(w)
+					mustSeeAll(t, w)
+				}
+				if r.Verdict != c.want || epochOf(w)&sawWide != c.wide {
+					t.Errorf("verdict %d, want %d, flags %#x: %q", r.Verdict, c.want, epochOf(w), r.Reasons)
+				}
+				b.turn("/bin/sh", "-c", "rm -rf /w/* /lw/tmp/*; mkdir /w/d /w/e; for i in $(seq 200); do mkdir -p many/$i; echo >many/$i/f; done")
+				b.freeze()
+				w.NewEpoch(b.snapshot())
+				b.thaw()
+			}
+		})
 	}
 }

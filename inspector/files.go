@@ -3,9 +3,11 @@ package inspector
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -52,10 +54,19 @@ func (w *watch) judgeFiles(ctx context.Context, epoch, fresh signs, all, turn *f
 	if epoch&fileFlags == 0 {
 		return
 	}
-	w.judgeOld(all, turn)
-	if fresh&(sawNames|sawMeta|sawNewMeta|sawTimes) != 0 || w.stale || len(w.files.copies) > 0 {
+	asked := fresh&(sawNames|sawMeta|sawMoved|sawNewMeta|sawTimes) != 0 || w.stale || len(w.files.copies) > 0
+	var base, live *folder
+	var err error
+	if asked {
+		base, live, err = w.list(ctx, epoch)
+	}
+	w.judgeOld(live, all, turn)
+	if asked {
 		was := w.files
-		if err := w.compare(ctx, epoch, all.files); err != nil {
+		if err == nil {
+			err = w.compare(ctx, base, live, epoch, all.files)
+		}
+		if err != nil {
 			w.stale, w.blurred = true, true
 			w.files = was
 			all.file("the files can't be compared: " + err.Error())
@@ -73,24 +84,28 @@ func (w *watch) judgeFiles(ctx context.Context, epoch, fresh signs, all, turn *f
 }
 
 // judgeOld deals with inodes that are older than the epoch and were changed. Even
-// if the change is undone, its time has moved.
-func (w *watch) judgeOld(all, turn *finding) {
+// if the change is undone, its time has moved. live is upper as it is, if it was listed.
+func (w *watch) judgeOld(live *folder, all, turn *finding) {
 	n := atomic.LoadUint32(&w.box.Ninodes)
 	from := atomic.LoadUint32(&w.box.TurnFrom)
 	kept := min(n, uint32(len(w.box.Inodes)))
+	inodes := make([]uint64, kept)
+	wanted := make(map[uint64]bool, kept)
+	for i := range inodes {
+		inodes[i] = atomic.LoadUint64(&w.box.Inodes[i]) // 0: counted, but not yet written by its task
+		wanted[inodes[i]] = true
+	}
 	changed := 0
 	told := map[uint64]bool{}
-	for i := range kept {
-		ino := atomic.LoadUint64(&w.box.Inodes[i])
-		path, aside, ok := "", false, false
-		if ino != 0 { // 0: counted, but not yet written by its task
-			path, aside, ok = where(w.subject.Upper, ino)
-		}
+	find := w.finder(live, wanted)
+	defer find.close()
+	for i, ino := range inodes {
+		path, aside, ok := find.where(ino)
 		if ok && aside {
 			continue // overlayfs's own folder
 		}
 		changed++
-		if i < from || told[ino] {
+		if uint32(i) < from || told[ino] {
 			continue
 		}
 		told[ino] = true
@@ -115,12 +130,11 @@ func (w *watch) judgeOld(all, turn *finding) {
 // report alone: 2,000 take about 2 ms.
 const fewNames = 2000
 
-// compare lists upper and finds what differs from the base. decided: the files have
-// changed for certain, whatever it finds.
-func (w *watch) compare(ctx context.Context, epoch signs, decided bool) error {
-	base, err := w.base.list(ctx, w.k.opts.MaxEntries)
+// list lists the base and upper.
+func (w *watch) list(ctx context.Context, epoch signs) (base, live *folder, err error) {
+	base, err = w.base.list(ctx, w.k.opts.MaxEntries)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	at := stamp()
 	like := w.seen
@@ -131,24 +145,58 @@ func (w *watch) compare(ctx context.Context, epoch signs, decided bool) error {
 		like = listing{} // times of change tell nothing
 	}
 	l := lister{ctx: ctx, settled: like.at, left: w.k.opts.MaxEntries}
-	live, err := l.list(w.subject.Upper, like.tree)
+	if w.k.tellsDirs && epoch&sawWide == 0 && len(w.taint) == 0 {
+		l.moved, l.firstNew = w.timesMoved(), atomic.LoadUint64(&w.box.FirstNew)
+	}
+	live, err = l.list(w.subject.Upper, like.tree)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	w.seen = listing{live, at, w.k.opts.MaxEntries - l.left}
+	return base, live, nil
+}
+
+// compare finds how upper differs from the base. decided: the files have changed for certain,
+// whatever it finds.
+func (w *watch) compare(ctx context.Context, base, live *folder, epoch signs, decided bool) error {
 	was := w.files
-	w.files = comparison{copies: map[string]int64{}, settled: at}
+	w.files = comparison{copies: map[string]int64{}, settled: w.seen.at}
 	d := compare(base, live)
-	w.files.names = w.namesThatDiffer(d, epoch, was)
+	w.files.names = w.namesThatDiffer(d, live, epoch, was)
 	decided = decided || len(w.files.names) > 0
 	if epoch&sawMeta != 0 && (!decided || w.seen.size <= fewNames) {
 		return w.compareAttrs(ctx, base, live, d.moved, epoch&sawTimes != 0)
 	}
 	w.files.partial = epoch&sawMeta != 0
+	if epoch&sawMoved != 0 {
+		return w.compareMoved(base, live, w.timesMoved().attrs(), epoch&sawTimes != 0)
+	}
 	return nil
 }
 
-func (w *watch) namesThatDiffer(d difference, epoch signs, was comparison) []named {
+// movedTimes are inodes older than the epoch whose time of change moved in it, as the kernel
+// side keeps them: directories, and with true those that a call by path changed.
+type movedTimes map[uint64]bool
+
+func (w *watch) timesMoved() movedTimes {
+	const attrs = 1 << 31 // bpf/box.h: MOVED_ATTRS
+	m := movedTimes{}
+	for i := range w.box.Moved {
+		if e := atomic.LoadUint32(&w.box.Moved[i]); e != 0 {
+			m[uint64(e&^attrs)] = e&attrs != 0
+		}
+	}
+	return m
+}
+
+// attrs are those that a call by path changed.
+func (m movedTimes) attrs() map[uint64]bool {
+	out := maps.Clone(m)
+	maps.DeleteFunc(out, func(_ uint64, attrs bool) bool { return !attrs })
+	return out
+}
+
+func (w *watch) namesThatDiffer(d difference, live *folder, epoch signs, was comparison) []named {
 	out := make([]named, 0, len(was.names)+16)
 	add := func(kind tree.EffectKind, path, detail string) {
 		out = append(out, named{kind, path, detail})
@@ -164,8 +212,8 @@ func (w *watch) namesThatDiffer(d difference, epoch signs, was comparison) []nam
 		switch {
 		case p.kind == unix.DT_CHR: // a whiteout
 			add(tree.FileDeleted, p.path, "")
-		case p.within && p.in.marks&copiedUp == 0:
-			// Overlayfs copies into copies of directories only. This one is new and no copy.
+		case p.in != live && p.in.marks&copiedUp == 0:
+			// Overlayfs copies into copies of directories, and into the top.
 			add(tree.FileCreated, p.path, "")
 		case !w.onlyCopiedUp(p, epoch, was, &limit):
 			add(tree.FileCreated, p.path, "")
@@ -190,7 +238,7 @@ func (w *watch) onlyCopiedUp(p place, epoch signs, was comparison, limit *int64)
 	if p.dir.marks != copiedUp {
 		return false
 	}
-	if epoch&(sawMeta|sawNewMeta) == 0 {
+	if epoch&(sawMeta|sawMoved|sawNewMeta) == 0 {
 		return true
 	}
 	return sameAsBelow(w.subject.Lower, w.subject.Upper, p.path, true, epoch&sawTimes != 0, limit)
@@ -245,20 +293,9 @@ func (w *watch) compareSince(ctx context.Context, from int64, base, live *folder
 	w.files.metas = map[string]metadata{}
 	limit := int64(maxContent)
 	p := pairs{ctx: ctx, base: top, from: from, visit: func(basePath, path string, was, is attrs) {
-		if is.ctime == was.ctime && is.ctime < w.began || is.mode&unix.S_IFMT == unix.S_IFCHR { // a whiteout's inode shows nowhere
-			return
+		if is.ctime != was.ctime || is.ctime >= w.began {
+			w.compareInode(basePath, path, was, is, times, &limit)
 		}
-		if same(w.base.path, basePath, w.subject.Upper, path, was, is, times, &limit) {
-			return
-		}
-		kind := tree.FileMetadata
-		if is.mode&unix.S_IFMT != unix.S_IFDIR && (is.size != was.size || is.mtime != was.mtime) {
-			kind = tree.FileChanged
-		}
-		if path == "" {
-			path = "/"
-		}
-		w.files.metas[path] = metadata{kind, is.ctime}
 	}}
 	if err := p.all(w.subject.Upper, base, live); err != nil {
 		return err
@@ -266,6 +303,56 @@ func (w *watch) compareSince(ctx context.Context, from int64, base, live *folder
 	for _, m := range moved {
 		if err := p.moved(w.subject.Upper, m[0], m[1]); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// compareInode compares what the base and upper have at these paths, one inode, by everything.
+func (w *watch) compareInode(basePath, path string, was, is attrs, times bool, limit *int64) {
+	if is.mode&unix.S_IFMT == unix.S_IFCHR { // a whiteout's inode shows nowhere
+		return
+	}
+	if same(w.base.path, basePath, w.subject.Upper, path, was, is, times, limit) {
+		return
+	}
+	kind := tree.FileMetadata
+	if is.mode&unix.S_IFMT != unix.S_IFDIR && (is.size != was.size || is.mtime != was.mtime) {
+		kind = tree.FileChanged
+	}
+	if path == "" {
+		path = "/"
+	}
+	w.files.metas[path] = metadata{kind, is.ctime}
+}
+
+// compareMoved finds which of these inodes of the base changed in any way; no others did.
+func (w *watch) compareMoved(base, live *folder, inodes map[uint64]bool, times bool) error {
+	w.files.metas = map[string]metadata{}
+	limit := int64(maxContent)
+	top, err := unix.Open(w.base.path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(top)
+	was := base.paths(inodes)
+	for ino, paths := range live.paths(inodes) {
+		if len(was[ino]) == 0 {
+			continue // no inode of the base, so that its names tell
+		}
+		for _, path := range paths {
+			basePath := was[ino][0]
+			if slices.Contains(was[ino], path) {
+				basePath = path
+			}
+			var before, now unix.Stat_t
+			if err := statAt(top, strings.TrimPrefix(basePath, "/"), &before); err != nil {
+				return err
+			}
+			if err := statBeneath(w.subject.Upper, path, &now); err != nil || now.Ino != ino {
+				continue // gone meanwhile: the next barrier's
+			}
+			w.compareInode(basePath, path, attrsOf(&before), attrsOf(&now), times, &limit)
 		}
 	}
 	return nil

@@ -23,12 +23,14 @@ const (
 	sawTimes
 	sawTouched
 	sawTerminal
+	sawMoved
+	sawWide
 )
 
 const (
 	// eitherHalf can't be told apart further: both count as changed.
 	eitherHalf = sawOutside | sawUnknown | sawLost | sawURing
-	fileFlags  = sawNames | sawMeta | sawOld | eitherHalf
+	fileFlags  = sawNames | sawMeta | sawMoved | sawOld | eitherHalf
 )
 
 // reason is what one of them means to a person; nr is the call that set it last.

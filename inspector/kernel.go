@@ -28,6 +28,9 @@ type Options struct {
 	without []string
 }
 
+// blindTransaction makes them miss the file system's transactions and times of change.
+const blindTransaction = 1 << 2 // bpf/box.h: B_TXN
+
 // Kernel is the Inspector of this host: programs that are loaded once, and one
 // slot of shared memory per watched sandbox. Safe for concurrent use.
 type Kernel struct {
@@ -37,9 +40,11 @@ type Kernel struct {
 	progs []*ebpf.Program
 	// absent are the optional tracepoints that this kernel doesn't have.
 	absent []string
-	mem    []byte
-	bases  *bases
-	clock  *clock
+	// tellsDirs: the programs name each directory whose entries may have changed.
+	tellsDirs bool
+	mem       []byte
+	bases     *bases
+	clock     *clock
 
 	missed atomic.Uint64 // recursion misses of the programs, as last read
 	gone   atomic.Uint64 // lost events of watches that are closed
@@ -139,6 +144,8 @@ func (k *Kernel) load() error {
 	if k.links, err = attach(k.progs...); err != nil {
 		return err
 	}
+	k.tellsDirs = k.opts.blind&blindTransaction == 0 &&
+		!slices.Contains(k.absent, "ctime_ns_xchg") && !slices.Contains(k.absent, "ctime_xchg_skip")
 	n := k.objs.Boxes.MaxEntries()
 	k.mem, err = unix.Mmap(k.objs.Boxes.FD(), 0, int(n)*int(boxSize), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {

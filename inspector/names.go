@@ -18,6 +18,7 @@ type folder struct {
 	entries []entry   // by name
 	subs    []*folder // of the entries that are directories, in their order
 	marks   overlayMarks
+	size    int // of the whole subtree: directories and names
 }
 
 type entry struct {
@@ -38,6 +39,7 @@ const (
 var (
 	errTooMany = errors.New("there are too many files to compare")
 	errTooDeep = errors.New("directories are nested too deeply to compare")
+	errMoving  = errors.New("directories were moved meanwhile")
 	errNoKinds = errors.New("the file system doesn't tell kinds of entries")
 )
 
@@ -47,9 +49,14 @@ type lister struct {
 	// settled is the stamp of the earlier listing: a directory whose time of change
 	// is older, and still the same, has the same entries.
 	settled int64
-	left    int // entries that may still be read or walked
-	depth   int
-	buf     []byte // for readNames
+	// moved, unless it is nil, has every directory whose entries or attributes may have
+	// changed since the earlier listing, but those that are numbered from firstNew on.
+	moved    movedTimes
+	firstNew uint64
+	stale    map[*folder]bool // of the earlier listing: those, and what leads to them
+	left     int              // entries that may still be read or walked
+	depth    int
+	buf      []byte // for readNames
 }
 
 // maxDepth bounds the descriptors and the stack that one listing takes: a sandbox
@@ -68,7 +75,24 @@ func stamp() int64 {
 }
 
 func (l *lister) list(path string, was *folder) (*folder, error) {
+	if l.moved != nil && was != nil {
+		l.stale = map[*folder]bool{}
+		l.find(was)
+	}
 	return l.walk(unix.AT_FDCWD, path, was)
+}
+
+// find fills stale, and says whether f belongs there.
+func (l *lister) find(f *folder) bool {
+	_, stale := l.moved[f.ino]
+	stale = stale || f.ino >= l.firstNew
+	for _, sub := range f.subs {
+		stale = l.find(sub) || stale
+	}
+	if stale {
+		l.stale[f] = true
+	}
+	return stale
 }
 
 // walk lists the directory at name below the one open at dir.
@@ -76,9 +100,15 @@ func (l *lister) walk(dir int, name string, was *folder) (*folder, error) {
 	if err := l.ctx.Err(); err != nil {
 		return nil, err
 	}
+	if l.stale != nil && was != nil && !l.stale[was] {
+		if l.left -= was.size; l.left < 0 {
+			return nil, errTooMany
+		}
+		return was, nil
+	}
 	var st unix.Stat_t
 	// Most directories have none below them and didn't change: one call each.
-	if was != nil && len(was.subs) == 0 {
+	if was != nil && len(was.subs) == 0 && l.stale == nil {
 		if err := statAt(dir, name, &st); err != nil {
 			return nil, err
 		}
@@ -97,6 +127,9 @@ func (l *lister) walk(dir int, name string, was *folder) (*folder, error) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, err
 	}
+	if was != nil && was.ino != st.Ino {
+		was = nil
+	}
 	f := &folder{ino: st.Ino, ctime: st.Ctim.Nano()}
 	same := was != nil && l.unchanged(was, &st)
 	if same {
@@ -106,7 +139,11 @@ func (l *lister) walk(dir int, name string, was *folder) (*folder, error) {
 		if f.entries, err = l.readNames(fd); err != nil {
 			return nil, err
 		}
-		f.marks = marksOf(fd)
+		if was != nil && f.ino < l.firstNew && l.stale != nil {
+			f.marks = was.marks // of an old directory only copiedUp is asked, which stays
+		} else {
+			f.marks = marksOf(fd)
+		}
 	}
 	if l.left -= 1 + len(f.entries); l.left < 0 {
 		return nil, errTooMany
@@ -115,16 +152,21 @@ func (l *lister) walk(dir int, name string, was *folder) (*folder, error) {
 		return nil, errTooDeep
 	}
 	defer func() { l.depth-- }()
-	earlier := was.finder(same)
+	f.size = 1 + len(f.entries)
+	earlier := was.finder()
 	for _, e := range f.entries {
 		if e.kind != unix.DT_DIR {
 			continue
 		}
-		sub, err := l.walk(fd, e.name, earlier(e.name))
+		sub, err := l.walk(fd, e.name, earlier(e))
 		if err != nil {
 			return nil, err
 		}
+		if sub.ino != e.ino {
+			return nil, errMoving
+		}
 		f.subs = append(f.subs, sub)
+		f.size += sub.size
 	}
 	if same && slices.Equal(f.subs, was.subs) {
 		return was, nil
@@ -134,30 +176,63 @@ func (l *lister) walk(dir int, name string, was *folder) (*folder, error) {
 
 // unchanged says that a directory has the entries that it had.
 func (l *lister) unchanged(was *folder, st *unix.Stat_t) bool {
+	if was.ino != st.Ino {
+		return false
+	}
+	if l.stale != nil && was.ino < l.firstNew {
+		_, moved := l.moved[was.ino]
+		return !moved
+	}
 	ctime := st.Ctim.Nano()
-	return was.ino == st.Ino && was.ctime == ctime && ctime < l.settled
+	return was.ctime == ctime && ctime < l.settled
 }
 
-// finder returns a function that finds a directory below f by name, or nil. inOrder:
-// it will be asked for each of them in turn.
-func (f *folder) finder(inOrder bool) func(name string) *folder {
-	if f == nil || len(f.subs) == 0 {
-		return func(string) *folder { return nil }
+// paths are where these inodes are.
+func (f *folder) paths(inodes map[uint64]bool) map[uint64][]string {
+	out := map[uint64][]string{}
+	if inodes[f.ino] {
+		out[f.ino] = []string{""}
 	}
-	if inOrder {
-		next := 0
-		return func(string) *folder {
-			next++
-			return f.subs[next-1]
+	var path []byte
+	var walk func(f *folder)
+	walk = func(f *folder) {
+		sub, end := 0, len(path)
+		for _, e := range f.entries {
+			if !inodes[e.ino] && e.kind != unix.DT_DIR {
+				continue
+			}
+			path = append(append(path[:end], '/'), e.name...)
+			if inodes[e.ino] {
+				out[e.ino] = append(out[e.ino], string(path))
+			}
+			if e.kind == unix.DT_DIR {
+				walk(f.subs[sub])
+				sub++
+			}
 		}
 	}
-	byName := make(map[string]*folder, len(f.subs))
-	for _, e := range f.entries {
-		if e.kind == unix.DT_DIR {
-			byName[e.name] = f.subs[len(byName)]
-		}
+	walk(f)
+	return out
+}
+
+// finder returns a function that finds a directory below f, or nil. It is asked in the
+// order of names.
+func (f *folder) finder() func(entry) *folder {
+	if f == nil {
+		return func(entry) *folder { return nil }
 	}
-	return func(name string) *folder { return byName[name] }
+	i, sub := 0, 0
+	return func(e entry) *folder {
+		for ; i < len(f.entries) && f.entries[i].name < e.name; i++ {
+			if f.entries[i].kind == unix.DT_DIR {
+				sub++
+			}
+		}
+		if i == len(f.entries) || f.entries[i] != e {
+			return nil
+		}
+		return f.subs[sub]
+	}
 }
 
 func (l *lister) readNames(fd int) ([]entry, error) {
@@ -271,6 +346,13 @@ func (d *difference) folders(path string, was, is *folder) {
 		}
 		if j < len(is.entries) && (i == len(was.entries) || is.entries[j].name <= was.entries[i].name) {
 			after = 1
+		}
+		if before == 1 && after == 1 && was.entries[i] == is.entries[j] && (was.entries[i].kind != unix.DT_DIR || was.subs[si] == is.subs[sj]) {
+			if was.entries[i].kind == unix.DT_DIR {
+				si, sj = si+1, sj+1
+			}
+			i, j = i+1, j+1
+			continue
 		}
 		var p, q place
 		if before == 1 {

@@ -525,6 +525,8 @@ func (w *watch) moved(epoch signs) *moved {
 	n := atomic.LoadUint32(&w.box.Ninodes)
 	kept := min(n, uint32(len(w.box.Inodes)))
 	m.unknown = n > kept || w.blurred || w.files.partial || len(w.taint) > 0 || epoch&eitherHalf != 0
+	find := w.finder(nil, nil)
+	defer find.close()
 	for i := range kept {
 		ino := atomic.LoadUint64(&w.box.Inodes[i])
 		if ino == 0 {
@@ -532,7 +534,7 @@ func (w *watch) moved(epoch signs) *moved {
 			continue
 		}
 		m.inodes[ino] = true
-		if path, aside, ok := where(w.subject.Upper, ino); ok && !aside {
+		if path, aside, ok := find.where(ino); ok && !aside {
 			m.paths = append(m.paths, path)
 		}
 	}

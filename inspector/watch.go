@@ -85,6 +85,9 @@ func (w *watch) begin(path string) {
 	atomic.StoreUint64(&w.box.Lost, 0)
 	atomic.StoreUint32(&w.box.Ninodes, 0)
 	atomic.StoreUint32(&w.box.TurnFrom, 0)
+	for i := range w.box.Moved {
+		atomic.StoreUint32(&w.box.Moved[i], 0)
+	}
 }
 
 // held is what a snapshot of upper holds that was taken just now, if the flags tell that it is
@@ -210,9 +213,10 @@ func (w *watch) judgeProcesses(epoch signs, now []Survivor, err error, all, turn
 		}
 	}
 	w.mounted = w.mounted || epoch&sawMount != 0
-	if w.mounted && epoch&(sawNames|sawMeta|sawNewMeta) != 0 {
+	const onMounts = sawNames | sawMeta | sawMoved | sawNewMeta
+	if w.mounted && epoch&onMounts != 0 {
 		all.processes("files may have changed on a file system that the sandbox mounted")
-		turn.process = turn.process || w.turn&(sawNames|sawMeta|sawNewMeta) != 0
+		turn.process = turn.process || w.turn&onMounts != 0
 	}
 	all.beyond = all.process || err != nil
 	w.judgeSurvivors(epoch, now, err, all, turn)

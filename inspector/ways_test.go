@@ -190,6 +190,7 @@ func TestEveryWayOfChangingIsSeen(t *testing.T) {
 				if !found {
 					t.Errorf("no effect names %q: %v", way.names, effectsOf(r))
 				}
+				mustSeeAll(t, w)
 			})
 		}
 	}
@@ -222,6 +223,7 @@ func TestQuietTurnsAreNone(t *testing.T) {
 				if r.Verdict != tree.None || r.Turn != tree.None || r.Count != 0 || r.External {
 					t.Errorf("verdict %d: %q %v", r.Verdict, r.Reasons, effectsOf(r))
 				}
+				mustSeeAll(t, w)
 			})
 		}
 	}

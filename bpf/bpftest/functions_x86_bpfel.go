@@ -29,12 +29,8 @@ type FunctionsBox struct {
 	Holds    uint32
 	TouchNr  uint64
 	Inodes   [128]uint64
-}
-
-type FunctionsMoved struct {
-	_    structs.HostLayout
-	Nr   uint32
-	What uint32
+	Moved    [128]uint32
+	Told     [8]uint64
 }
 
 // Names of all BPF objects in the ELF.
@@ -42,7 +38,6 @@ type FunctionsMoved struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	FunctionsMapBoxes              = "boxes"
-	FunctionsMapMoved              = "moved"
 	FunctionsMapSlots              = "slots"
 	FunctionsProgRunChangesNothing = "run_changes_nothing"
 	FunctionsProgRunClassOf        = "run_class_of"
@@ -118,7 +113,6 @@ type FunctionsProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type FunctionsMapSpecs struct {
 	Boxes *ebpf.MapSpec `ebpf:"boxes"`
-	Moved *ebpf.MapSpec `ebpf:"moved"`
 	Slots *ebpf.MapSpec `ebpf:"slots"`
 }
 
@@ -154,14 +148,12 @@ func (o *FunctionsObjects) Close() error {
 // It can be passed to LoadFunctionsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type FunctionsMaps struct {
 	Boxes *ebpf.Map `ebpf:"boxes"`
-	Moved *ebpf.Map `ebpf:"moved"`
 	Slots *ebpf.Map `ebpf:"slots"`
 }
 
 func (m *FunctionsMaps) Close() error {
 	return _FunctionsClose(
 		m.Boxes,
-		m.Moved,
 		m.Slots,
 	)
 }
