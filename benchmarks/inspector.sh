@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
 # inspector.sh: what watching costs and how often it is wrong, as JSON lines; run.sh
-# calls it. LONG=1 also compares wall times, and runs the corpus for 20,000 turns
-# (an hour). CORPUS=N sets the turns.
+# calls it. LONG=1 also compares wall times, and runs the corpus for 20,000 turns and until
+# each of its rows changed something 200 times (many hours). CORPUS=N sets the turns, and ends there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/env.sh
 scratch=$(mktemp -d "${TMPDIR:-/tmp}/boxwood-bench.XXXXXX")
 trap 'rm -rf "$scratch"' EXIT
-turns=${CORPUS:-$([ -n "${LONG:-}" ] && echo 20000 || echo 400)}
+turns=${CORPUS:-400} row=0
+[ -z "${LONG:-}" ] || [ -n "${CORPUS:-}" ] || { turns=20000 row=200; }
 
 go test ./inspector -run '^$' -bench '^BenchmarkFigures$' -benchtime 1x -timeout 3h -args \
   -figures.out "$scratch/figures" ${LONG:+-figures.long} >"$scratch/log" 2>&1 || { cat "$scratch/log" >&2; exit 1; }
-go test ./engine/corpus -run '^TestCorpus$' -timeout 6h -v -args -corpus.n "$turns" -corpus.out "$scratch/corpus" \
+go test ./engine/corpus -run '^TestCorpus$' -timeout 48h -v -args -corpus.n "$turns" -corpus.row $row -corpus.out "$scratch/corpus" \
   >"$scratch/log" 2>&1 || { cat "$scratch/log" >&2; exit 1; }
 seed=$(grep -o 'seed [0-9]*' "$scratch/log" | head -n 1)
 python3 - "$scratch/corpus" "$seed" <<'PY' >>"$scratch/figures"

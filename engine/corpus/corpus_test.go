@@ -2,6 +2,7 @@ package corpus
 
 import (
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"maps"
@@ -20,9 +21,11 @@ import (
 )
 
 var (
-	corpusN    = flag.Int("corpus.n", 150, "turns to run")
+	corpusN    = flag.Int64("corpus.n", 150, "turns to run")
+	corpusRow  = flag.Int64("corpus.row", 0, "go on until each row has changed something in so many turns")
+	corpusFor  = flag.Duration("corpus.for", 0, "stop after this long, done or not; 0: never")
 	corpusSeed = flag.Uint64("corpus.seed", 0, "seed; 0 takes one from the clock")
-	corpusOut  = flag.String("corpus.out", "", "file for the counts, as JSON")
+	corpusOut  = flag.String("corpus.out", "", "file for the counts, as JSON; what it has already is added to, so that a long run can be made in pieces")
 )
 
 // outcome is one turn, judged twice.
@@ -74,14 +77,35 @@ func (s *sandbox) run(p program) outcome {
 	return o
 }
 
-// count is of one stratum: turns in which it ran and said it worked, those in
+// count is of one stratum: turns in which it was tried, ran and said it worked, those in
 // which something had changed, and those that were missed.
-type count struct{ ran, changed, missed int64 }
+type count struct{ Tried, Ran, Changed, Missed int64 }
 
 type tally struct {
 	Turns, Unchanged, Missed, FalsePositives int64
-	mixed, mixedUnchanged                    int64 // before the run was about idle rows alone
-	rows                                     map[stratum]*count
+	Mixed, MixedUnchanged                    int64 // before the run was about idle rows alone
+	Rows                                     map[stratum]*count
+}
+
+// tallyOf reads the counts of earlier pieces of a run, if there were any.
+func tallyOf(path string) (*tally, error) {
+	c := &tally{}
+	data, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(data, c)
+	}
+	if path != "" && err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("reading what was counted before: %w", err)
+	}
+	had := c.Rows
+	c.Rows = map[stratum]*count{}
+	for _, s := range strata() {
+		c.Rows[s] = &count{}
+		if had[s] != nil {
+			c.Rows[s] = had[s]
+		}
+	}
+	return c, nil
 }
 
 func (c *tally) add(p program, o outcome) {
@@ -99,15 +123,16 @@ func (c *tally) add(p program, o outcome) {
 		if s.still || s.way == "" {
 			continue
 		}
-		row := c.rows[s.stratum]
+		row := c.Rows[s.stratum]
+		row.Tried++
 		if !p.together && i < len(o.status) && o.status[i] == "0" || s.origin == raced {
-			row.ran++
+			row.Ran++
 		}
 		if o.changed() {
-			row.changed++
+			row.Changed++
 		}
 		if o.missed() != "" {
-			row.missed++
+			row.Missed++
 		}
 	}
 }
@@ -121,17 +146,23 @@ func TestCorpus(t *testing.T) {
 	t.Logf("seed %d (repeat with -corpus.seed)", seed)
 	h := mustHost(t, options{audit: .1})
 	g := &generator{r: rand.New(rand.NewPCG(seed, 3))}
-	c := &tally{rows: map[stratum]*count{}}
-	for _, s := range strata() {
-		c.rows[s] = &count{}
-	}
-	for (c.Turns < int64(*corpusN) || g.only(c.idle()) && c.Turns < 2*int64(*corpusN)) && !t.Failed() {
+	c, err := tallyOf(*corpusOut)
+	must(t, err)
+	began, done := time.Now(), false
+	for !t.Failed() && (*corpusFor == 0 || time.Since(began) < *corpusFor) {
+		if c.Turns >= *corpusN {
+			idle := c.idle()
+			if done = len(idle) == 0 || *corpusRow == 0 && (len(idle) > len(c.Rows)/4 || c.Turns >= 2**corpusN); done {
+				break
+			}
+			g.only(idle)
+		}
 		s := h.sandbox(t)
 		for i, turns := 0, g.life(); i < len(turns); i++ {
 			o := s.run(turns[i])
 			c.add(turns[i], o)
-			if c.Turns <= int64(*corpusN) {
-				c.mixed, c.mixedUnchanged = c.Turns, c.Unchanged
+			if c.Turns <= *corpusN {
+				c.Mixed, c.MixedUnchanged = c.Turns, c.Unchanged
 			}
 			if half := o.missed(); half != "" {
 				s.report(t, half, turns[:i+1], o, seed)
@@ -144,7 +175,7 @@ func TestCorpus(t *testing.T) {
 		s.release()
 	}
 	h.audited(t)
-	c.judge(t)
+	c.judge(t, done)
 	if *corpusOut != "" {
 		data, err := json.Marshal(c)
 		must(t, err)
@@ -195,21 +226,26 @@ func shrink(turns []program, fails func([]program) bool) []program {
 }
 
 // enough turns that every row should have had its turn.
-func (c *tally) enough() bool { return c.Turns >= 3*int64(len(c.rows)) }
+func (c *tally) enough() bool { return c.Turns >= 3*int64(len(c.Rows)) }
 
-// idle are the rows of which nothing is known: there was no turn in which they
-// changed something.
+// idle are the rows of which nothing is known, or too little: there were too few turns in
+// which they changed something, or, if a sandbox is refused them, in which they were tried.
 func (c *tally) idle() (out []stratum) {
-	for s, row := range c.rows {
-		if row.changed == 0 && !slices.Contains(refused, s.way) {
+	for s, row := range c.Rows {
+		n, enough := row.Changed, max(*corpusRow, 1)
+		if slices.Contains(refused, s.way) {
+			n, enough = row.Tried, *corpusRow
+		}
+		if n < enough {
 			out = append(out, s)
 		}
 	}
 	return out
 }
 
-// judge prints the table and says whether the corpus shows what it claims to.
-func (c *tally) judge(t *testing.T) {
+// judge prints the table and says whether the corpus shows what it claims to; as far as it got,
+// if it isn't done.
+func (c *tally) judge(t *testing.T, done bool) {
 	if t.Failed() {
 		return
 	}
@@ -218,24 +254,27 @@ func (c *tally) judge(t *testing.T) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%-18s %-4s %-10s %6s %8s %7s %s\n", "way", "lang", "descriptor", "ran", "changed", "missed", "missed at most (95 %)")
 	idle := c.idle()
-	for _, s := range slices.SortedFunc(maps.Keys(c.rows), func(a, b stratum) int {
+	for _, s := range slices.SortedFunc(maps.Keys(c.Rows), func(a, b stratum) int {
 		return strings.Compare(a.way+" "+a.lang+a.origin, b.way+" "+b.lang+b.origin)
 	}) {
-		row := c.rows[s]
-		_, high := wilson.Interval(row.missed, row.changed)
-		fmt.Fprintf(&b, "%-18s %-4s %-10s %6d %8d %7d %.1f %%\n", s.way, s.lang, s.origin, row.ran, row.changed, row.missed, 100*high)
+		row := c.Rows[s]
+		_, high := wilson.Interval(row.Missed, row.Changed)
+		fmt.Fprintf(&b, "%-18s %-4s %-10s %6d %8d %7d %.1f %%\n", s.way, s.lang, s.origin, row.Ran, row.Changed, row.Missed, 100*high)
 		switch {
 		case slices.Contains(refused, s.way):
-			if row.changed > 0 && row.ran > 0 {
+			if row.Changed > 0 && row.Ran > 0 {
 				t.Errorf("%s in %s works in a sandbox; it is listed as refused", s.way, s.lang)
 			}
-		case row.changed == 0 && c.enough():
-			t.Errorf("%s in %s, descriptor %s: it never changed anything, so nothing is known (ran %d times)", s.way, s.lang, s.origin, row.ran)
+		case done && row.Changed == 0 && c.enough():
+			t.Errorf("%s in %s, descriptor %s: it never changed anything, so nothing is known (ran %d times)", s.way, s.lang, s.origin, row.Ran)
 		}
 	}
-	t.Logf("%d rows, %d of them not reached:\n%s", len(c.rows), len(idle), &b)
-	share := float64(c.mixedUnchanged) / float64(c.mixed)
-	if c.mixed >= 1000 && (share < .4 || share > .6) {
+	t.Logf("%d rows, %d of them not reached, or not often enough:\n%s", len(c.Rows), len(idle), &b)
+	if !done {
+		t.Logf("stopped after %v, before it was done", *corpusFor)
+	}
+	share := float64(c.MixedUnchanged) / float64(c.Mixed)
+	if c.Mixed >= 1000 && (share < .4 || share > .6) {
 		t.Errorf("%.0f %% of the turns changed nothing; the corpus should hold 40 to 60 %%", 100*share)
 	}
 }

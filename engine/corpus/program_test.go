@@ -64,16 +64,11 @@ type generator struct {
 	left []stratum // strata in random order, so that every one has its turn
 }
 
-// only makes the rest of the run about these strata; false: there are none, or the
-// run is too short for all of them anyway.
-func (g *generator) only(idle []stratum) bool {
-	if len(idle) == 0 || len(idle) > len(strata())/4 {
-		return false
-	}
+// only makes what comes next be about these strata.
+func (g *generator) only(idle []stratum) {
 	slices.SortFunc(idle, func(a, b stratum) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
 	g.r.Shuffle(len(idle), func(i, j int) { idle[i], idle[j] = idle[j], idle[i] })
 	g.left = idle
-	return true
 }
 
 func (g *generator) stratum() stratum {

@@ -1,6 +1,7 @@
 package corpus
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
@@ -158,6 +159,17 @@ var still = map[string][]string{
 
 // stratum is a row of the table that is printed.
 type stratum struct{ way, lang, origin string }
+
+func (s stratum) MarshalText() ([]byte, error) {
+	return []byte(s.way + " " + s.lang + " " + s.origin), nil
+}
+
+func (s *stratum) UnmarshalText(text []byte) error {
+	if _, err := fmt.Sscan(string(text), &s.way, &s.lang, &s.origin); err != nil {
+		return fmt.Errorf("reading the row %q: %w", text, err)
+	}
+	return nil
+}
 
 // Whose descriptor is used.
 const (
