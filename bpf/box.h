@@ -67,6 +67,8 @@ struct box {
 	__u64 inodes[NINODES];
 	__u32 moved[NMOVED]; /* a set, see moves() */
 	__u64 told[NTOLD];   /* see time_moves() */
+	__u64 written;       /* bytes that calls wrote to files; for reports */
+	__u64 started;       /* processes that processes of the sandbox started; the same */
 };
 
 /* A box stands where its control group's id says, modulo NBOXES, if that place was

@@ -470,5 +470,6 @@ static __always_inline void on_fd(struct box *b, struct task_struct *t, struct p
 		if (!sk || GET(sk, __sk_common.skc_family) == AF_NETLINK)
 			mark_call(b, F_OBJECT, nr);
 	}
-	note(b, i, nr, c & C_CONTENT);
+	if (note(b, i, nr, c & C_CONTENT) == OWN && c & C_CONTENT && ret > 0)
+		__sync_fetch_and_add(&b->written, ret);
 }

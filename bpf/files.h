@@ -118,10 +118,11 @@ static __always_inline void note_inode(struct box *b, __u64 ino, bool content)
 		*inode_at(b, n) = ino;
 }
 
-static __always_inline void note(struct box *b, struct inode *i, __u32 nr, bool content)
+static __always_inline enum kind note(struct box *b, struct inode *i, __u32 nr, bool content)
 {
 	__u64 ino = 0;
-	switch (place(b, i, &ino)) {
+	enum kind kind = place(b, i, &ino);
+	switch (kind) {
 	case OWN:
 		note_inode(b, ino, content);
 		break;
@@ -137,6 +138,7 @@ static __always_inline void note(struct box *b, struct inode *i, __u32 nr, bool 
 	default:
 		break;
 	}
+	return kind;
 }
 
 static __always_inline struct file *file_of(struct task_struct *t, __u32 fd)

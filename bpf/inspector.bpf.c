@@ -198,6 +198,17 @@ int BPF_PROG(ctime_stays, struct inode *i)
 	return time_moves(i);
 }
 
+SEC("tp_btf/sched_process_fork")
+int BPF_PROG(started, struct task_struct *parent, struct task_struct *child)
+{
+	if (child->pid != child->tgid)
+		return 0; /* a thread */
+	struct box *b = watched();
+	if (b)
+		__sync_fetch_and_add(&b->started, 1);
+	return 0;
+}
+
 SEC("tp_btf/io_uring_submit_req")
 int BPF_PROG(uring, struct io_kiocb *req)
 {

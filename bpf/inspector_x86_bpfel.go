@@ -31,6 +31,8 @@ type InspectorBox struct {
 	Inodes   [128]uint64
 	Moved    [128]uint32
 	Told     [8]uint64
+	Written  uint64
+	Started  uint64
 }
 
 type InspectorHeld struct {
@@ -90,6 +92,7 @@ const (
 	InspectorProgInodeNew    = "inode_new"
 	InspectorProgMappingsOf  = "mappings_of"
 	InspectorProgSignalled   = "signalled"
+	InspectorProgStarted     = "started"
 	InspectorProgSysExit     = "sys_exit"
 	InspectorProgThreadsOf   = "threads_of"
 	InspectorProgTransaction = "transaction"
@@ -156,6 +159,7 @@ type InspectorProgramSpecs struct {
 	InodeNew    *ebpf.ProgramSpec `ebpf:"inode_new"`
 	MappingsOf  *ebpf.ProgramSpec `ebpf:"mappings_of"`
 	Signalled   *ebpf.ProgramSpec `ebpf:"signalled"`
+	Started     *ebpf.ProgramSpec `ebpf:"started"`
 	SysExit     *ebpf.ProgramSpec `ebpf:"sys_exit"`
 	ThreadsOf   *ebpf.ProgramSpec `ebpf:"threads_of"`
 	Transaction *ebpf.ProgramSpec `ebpf:"transaction"`
@@ -252,6 +256,7 @@ type InspectorPrograms struct {
 	InodeNew    *ebpf.Program `ebpf:"inode_new"`
 	MappingsOf  *ebpf.Program `ebpf:"mappings_of"`
 	Signalled   *ebpf.Program `ebpf:"signalled"`
+	Started     *ebpf.Program `ebpf:"started"`
 	SysExit     *ebpf.Program `ebpf:"sys_exit"`
 	ThreadsOf   *ebpf.Program `ebpf:"threads_of"`
 	Transaction *ebpf.Program `ebpf:"transaction"`
@@ -270,6 +275,7 @@ func (p *InspectorPrograms) Close() error {
 		p.InodeNew,
 		p.MappingsOf,
 		p.Signalled,
+		p.Started,
 		p.SysExit,
 		p.ThreadsOf,
 		p.Transaction,

@@ -16,7 +16,8 @@ func (e *Engine) countTurn(t *turn, n *tree.Node, r inspector.Report) {
 		Verdict: n.Verdict, TurnVerdict: r.Turn, External: n.External,
 		Effects: stats.CountEffects(n.Effects), EffectCount: n.EffectCount,
 		Status: n.TurnStatus, ExitCode: o.ExitCode, Signal: o.Signal,
-		OutputBytes: int64(len(o.Stdout)+len(o.Stderr)) + o.StdoutOmitted + o.StderrOmitted,
-		LostEvents:  int64(r.Lost),
+		OutputBytes:  int64(len(o.Stdout)+len(o.Stderr)) + o.StdoutOmitted + o.StderrOmitted,
+		BytesWritten: r.Written, ProcessesStarted: r.Started,
+		LostEvents: int64(r.Lost),
 	})
 }

@@ -63,6 +63,9 @@ type Report struct {
 	// Effects of this turn, the first tree.MaxEffects; Count has them all.
 	Effects []tree.Effect
 	Count   int64
+	// Written are the bytes that calls of this turn wrote to files (stores to mapped files aside),
+	// Started the processes that its processes started.
+	Written, Started int64
 	// Beyond: the process half changed since the epoch began, or may have, in something other
 	// than processes that came, went or ran: a kernel object, something unknown.
 	Beyond bool

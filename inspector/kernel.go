@@ -139,7 +139,7 @@ func (k *Kernel) load() error {
 	}
 	k.progs = []*ebpf.Program{
 		k.objs.DirtyFolio, k.objs.DirectIo, k.objs.InodeNew, k.objs.Transaction,
-		k.objs.Uring, k.objs.Capable, k.objs.CtimeMoves, k.objs.CtimeStays, k.objs.SysExit,
+		k.objs.Uring, k.objs.Capable, k.objs.CtimeMoves, k.objs.CtimeStays, k.objs.Started, k.objs.SysExit,
 	}
 	if k.links, err = attach(k.progs...); err != nil {
 		return err

@@ -40,6 +40,8 @@ type watch struct {
 
 	// Since the turn began.
 	turn    signs
+	written uint64 // of the box, when it began
+	started uint64
 	last    []Survivor // survivors at the last barrier
 	running bool       // this barrier found a process, or couldn't find out
 }
@@ -112,6 +114,7 @@ func (w *watch) held() listing {
 func (w *watch) BeginTurn() {
 	// What survivors did since the last barrier goes to the turn that begins.
 	w.turn = 0
+	w.written, w.started = atomic.LoadUint64(&w.box.Written), atomic.LoadUint64(&w.box.Started)
 	atomic.StoreUint32(&w.box.TurnFrom, atomic.LoadUint32(&w.box.Ninodes))
 }
 
@@ -160,6 +163,7 @@ func (w *watch) Barrier(ctx context.Context) Report {
 		Verdict: all.verdict(), Turn: turn.verdict(),
 		External: w.turn&sawExternal != 0,
 		Effects:  turn.effects, Count: turn.count,
+		Written: int64(atomic.LoadUint64(&w.box.Written) - w.written), Started: int64(atomic.LoadUint64(&w.box.Started) - w.started),
 		Beyond:    all.beyond,
 		Survivors: all.fates,
 		Reasons:   all.reasons,

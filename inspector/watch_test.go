@@ -79,6 +79,27 @@ func TestNetOfTheEpoch(t *testing.T) {
 	expect(t, "deleted", barrier(w), tree.None, tree.Files)
 }
 
+// Bytes and processes are those of the turn, whatever becomes of them.
+func TestWrittenAndStarted(t *testing.T) {
+	k := mustKernel(t, Options{})
+	b := mustBox(t, nil)
+	w := mustWatch(t, k, b)
+	for _, c := range []struct {
+		script           string
+		written, started int64
+	}{
+		{"printf 12345 >n; printf 123 >>old; printf 12 >/dev/null; /bin/true; /bin/true & wait", 8, 2},
+		{":", 0, 0},
+		{"printf 123456 >n; rm n; :", 6, 1},
+	} {
+		w.BeginTurn()
+		b.turn("/bin/sh", "-c", c.script)
+		if r := barrier(w); r.Written != c.written || r.Started != c.started {
+			t.Errorf("%s: %d bytes, %d processes", c.script, r.Written, r.Started)
+		}
+	}
+}
+
 // Stores of a process that mapped a file in an earlier turn raise no call at all,
 // and the page was dirty before the capture.
 func TestSurvivorStoresThroughItsMapping(t *testing.T) {

@@ -31,6 +31,7 @@ var ways = []struct {
 	{"copy_file_range_", tree.Files, "/w/old"},
 	{"ficlone", tree.Files, "/w/old"},
 	{"ficlonerange", tree.Files, "/w/old"},
+	{"dedupe", tree.Files, "/w/big"}, // it shows nowhere, but the extents are others
 	{"fallocate_", tree.Files, "/w/old"},
 	{"fallocate_keep", tree.Files, "/w/old"},
 	{"punch", tree.Files, "/w/big"},
@@ -96,6 +97,9 @@ var ways = []struct {
 	{"lower_fchmod_dir", tree.Files, "/lw/tmp"},
 	{"lower_truncate", tree.Files, "/lw/file"},
 	{"lower_create", tree.Files, "/lw/tmp/new"},
+	{"lower_rename", tree.Files, "/lw/moved"},
+	{"lower_rename_dir", tree.Files, "/lw/moved"},
+	{"lower_rename_back", tree.Files, "/lw/tmp/t"},
 	{"long_name", tree.Files, "/w/nnn\n\xffnnn"},
 	{"chmod_", tree.Files, "/w/old"},
 	{"chmod_new_and_old", tree.Files, "/w/old"},
@@ -155,7 +159,7 @@ var ways = []struct {
 // quiet is what leaves nothing behind: a false positive costs a capture.
 var quiet = []string{
 	"quiet", "reads", "open_rdwr", "open_rdwr_lower", "create_unlink", "mkdtemp_", "lower_temp",
-	"lower_temp_chmod", "tmpfile_gone", "rename_new", "rename_back", "failed", "dev_null", "pipes",
+	"lower_temp_chmod", "tmpfile_gone", "rename_new", "rename_back", "rename_whiteout", "failed", "dev_null", "pipes",
 	"memfd", "write_nothing", "private_map", "shared_map_read", "children", "fsyncs", "bound_gone",
 	"big_temp", "netlink_get", "own_limits", "loopback", "link_unlink", "lock",
 }

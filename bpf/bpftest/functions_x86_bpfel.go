@@ -31,6 +31,8 @@ type FunctionsBox struct {
 	Inodes   [128]uint64
 	Moved    [128]uint32
 	Told     [8]uint64
+	Written  uint64
+	Started  uint64
 }
 
 // Names of all BPF objects in the ELF.

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -319,6 +320,35 @@ func reasons(why map[string]string) map[string]string {
 		}
 	}
 	return out
+}
+
+// What one piece of a long run counted, the next goes on with, until no row has too few turns.
+func TestPiecesAddUp(t *testing.T) {
+	defer func(n int64) { *corpusRow = n }(*corpusRow)
+	*corpusRow = 2
+	path := filepath.Join(t.TempDir(), "counts")
+	write, refusal := stratum{"write_", "c", survivors}, stratum{refused[0], "c", own}
+	for piece := range 2 {
+		c, err := tallyOf(path)
+		must(t, err)
+		idle := c.idle()
+		if len(idle) != len(strata()) || !slices.Contains(idle, write) || !slices.Contains(idle, refusal) {
+			t.Fatalf("piece %d: %d of %d rows are idle", piece+1, len(idle), len(strata()))
+		}
+		c.add(program{steps: []step{{write, false}}}, outcome{verdict: tree.Files, files: []string{"x"}, status: []string{"0"}})
+		c.add(program{steps: []step{{refusal, false}}}, outcome{status: []string{"1"}})
+		data, err := json.Marshal(c)
+		must(t, err)
+		must(t, os.WriteFile(path, data, 0o600))
+	}
+	c, err := tallyOf(path)
+	must(t, err)
+	if idle := c.idle(); len(idle) != len(strata())-2 || slices.Contains(idle, write) || slices.Contains(idle, refusal) {
+		t.Errorf("%d of %d rows are idle", len(idle), len(strata()))
+	}
+	if got := *c.Rows[write]; got != (count{2, 2, 2, 0}) || c.Turns != 4 || c.Unchanged != 2 {
+		t.Errorf("counted %+v, %d turns, %d unchanged", got, c.Turns, c.Unchanged)
+	}
 }
 
 // The shrinker finds the one step that matters.

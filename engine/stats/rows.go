@@ -28,6 +28,8 @@ type TurnRow struct {
 	Signal      int32
 	OutputBytes int64 // both streams, bytes cut out included
 	LostEvents  int64
+	// What calls of the turn wrote to files, and processes that its processes started.
+	BytesWritten, ProcessesStarted int64
 }
 
 // EffectCounts holds how many effects of each kind a turn kept.

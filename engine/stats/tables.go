@@ -53,6 +53,8 @@ var turnsTable = define(Turns, "One row per finished turn.",
 		return int64(r.Signal), r.Signal != 0
 	}),
 	number("output_bytes", "bytes", "Standard output and error, with what was cut out.", func(r *TurnRow) int64 { return r.OutputBytes }),
+	number("bytes_written", "bytes", "What calls wrote to files, also to files that are gone again.", func(r *TurnRow) int64 { return r.BytesWritten }),
+	number("processes_started", "processes", "Processes that the turn's processes started, also those that ended.", func(r *TurnRow) int64 { return r.ProcessesStarted }),
 	number("lost_events", "events", "Kernel events of this sandbox that could not be kept; more than 0 forces the verdict.", func(r *TurnRow) int64 { return r.LostEvents }),
 )
 

@@ -95,6 +95,7 @@ W(tee_splice) { int p[2], q[2]; MUST(pipe(p)); MUST(pipe(q)); MUST(write(p[1], "
 W(copy_file_range_) { MUST(copy_file_range(rw("other"), 0, rw("old"), 0, 8192, 0)); }
 W(ficlone) { MUST(ioctl(rw("old"), FICLONE, rw("other"))); }
 W(ficlonerange) { struct file_clone_range r = {rw("other"), 0, 4096, 0}; MUST(ioctl(rw("old"), FICLONERANGE, &r)); }
+W(dedupe) { int f = rw("big"); struct { struct file_dedupe_range r; struct file_dedupe_range_info i; } d = {{0, 4096, 1}, {f, 1 << 16}}; MUST(ioctl(f, FIDEDUPERANGE, &d)); if (d.i.status) exit(1); }
 W(fallocate_) { MUST(fallocate(rw("old"), 0, 0, 1 << 20)); }
 W(fallocate_keep) { MUST(fallocate(rw("old"), FALLOC_FL_KEEP_SIZE, 1 << 16, 1 << 20)); }
 W(punch) { MUST(fallocate(rw("big"), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 65536)); }
@@ -241,11 +242,15 @@ W(open_rdwr) { rw("old"); }
 W(open_rdwr_lower) { rw("/lw/file"); }
 W(create_unlink) { MUST(write(MUST(open("t", O_CREAT | O_RDWR, 0600)), "x", 1)); MUST(unlink("t")); }
 W(mkdtemp_) { char t[] = "tXXXXXX", p[64]; if (!mkdtemp(t)) exit(1); sprintf(p, "%s/a", t); MUST(open(p, O_CREAT | O_RDWR, 0600)); MUST(chmod(p, 0644)); MUST(unlink(p)); MUST(rmdir(t)); }
+W(lower_rename) { MUST(rename("/lw/file", "/lw/moved")); }
+W(lower_rename_dir) { MUST(rename("/lw/tmp", "/lw/moved")); }
+W(lower_rename_back) { MUST(rename("/lw/tmp", "/lw/moved")); MUST(close(MUST(open("/lw/moved/t", O_CREAT | O_RDWR, 0600)))); MUST(rename("/lw/moved", "/lw/tmp")); }
 W(lower_temp) { MUST(write(MUST(open("/lw/tmp/t", O_CREAT | O_RDWR, 0600)), "x", 1)); MUST(unlink("/lw/tmp/t")); }
 W(lower_temp_chmod) { MUST(open("/lw/tmp/t", O_CREAT | O_RDWR, 0600)); MUST(chmod("/lw/tmp/t", 0700)); MUST(unlink("/lw/tmp/t")); }
 W(tmpfile_gone) { MUST(write(MUST(open(".", O_TMPFILE | O_RDWR, 0644)), "x", 1)); }
 W(rename_new) { MUST(close(MUST(open("a", O_CREAT | O_RDWR, 0600)))); MUST(rename("a", "b")); MUST(rename("b", "a")); MUST(unlink("a")); }
 W(rename_back) { MUST(rename("old", "t")); MUST(rename("t", "old")); }
+W(rename_whiteout) { if (renameat2(AT_FDCWD, "old", AT_FDCWD, "t", RENAME_WHITEOUT) != -1) exit(1); } /* overlayfs refuses it */
 W(link_unlink) { MUST(link("old", "t")); MUST(unlink("t")); }
 W(lock) { MUST(flock(rw("old"), LOCK_EX)); MUST(link("old", "old.lock")); MUST(unlink("old.lock")); }
 W(failed) { if (write(99, "x", 1) != -1 || open("none/x", O_CREAT | O_RDWR, 0600) != -1 || chmod("none", 0) != -1 || mkdir("d", 0) != -1 || rmdir("d") != -1 || rename("none", "x") != -1 || write(MUST(open("old", O_RDONLY)), "x", 1) != -1) exit(1); }
@@ -362,15 +367,15 @@ W(costs) { int n = rw("/dev/null"), fd = rw("old"); MUST(pwrite(fd, "x", 1, 0));
 #define ROW(n) {#n, n}
 static const struct { const char *name; void (*run)(void); } ways[] = {
 	ROW(write_), ROW(pwrite_), ROW(writev_), ROW(pwritev_), ROW(pwritev2_), ROW(append), ROW(write_same), ROW(write_many), ROW(sendfile_), ROW(splice_), ROW(tee_splice),
-	ROW(copy_file_range_), ROW(ficlone), ROW(ficlonerange), ROW(fallocate_), ROW(fallocate_keep), ROW(punch), ROW(zero_range), ROW(truncate_), ROW(truncate_grow), ROW(ftruncate_),
+	ROW(copy_file_range_), ROW(ficlone), ROW(ficlonerange), ROW(dedupe), ROW(fallocate_), ROW(fallocate_keep), ROW(punch), ROW(zero_range), ROW(truncate_), ROW(truncate_grow), ROW(ftruncate_),
 	ROW(ftruncate_restore), ROW(o_trunc), ROW(o_trunc_empty), ROW(creat_), ROW(openat2_trunc), ROW(o_direct), ROW(mmap_store), ROW(mmap_after_close), ROW(mmap_mprotect), ROW(madv_remove), ROW(madv_remove_half), ROW(read_into_map), ROW(io_submit_),
 	ROW(io_uring_), ROW(io_uring_write), ROW(int80), ROW(core), ROW(inherited), ROW(stdout_), ROW(proc_self_fd), ROW(passed), ROW(double_fork), ROW(unshared), ROW(memfd_exec), ROW(race_write), ROW(race_fchmod), ROW(race_path_chmod), ROW(race_path_truncate), ROW(race_path_unlink), ROW(race_close), ROW(mapped_store), ROW(sparse), ROW(concurrent),
 	ROW(create), ROW(tmpfile_link), ROW(rename_), ROW(rename_over), ROW(rename_dir), ROW(rename_into), ROW(exchange), ROW(link_), ROW(symlink_), ROW(mkfifo_), ROW(mknod_), ROW(bind_),
 	ROW(mkdir_), ROW(rmdir_), ROW(unlink_), ROW(unlink_write), ROW(replace_same), ROW(lower_unlink), ROW(lower_write), ROW(lower_mmap), ROW(lower_mapped_survivor), ROW(lower_chmod), ROW(lower_chmod_dir), ROW(lower_fchmod_dir),
 	ROW(lower_truncate), ROW(lower_create), ROW(long_name), ROW(chmod_), ROW(chmod_new_and_old), ROW(chmod_failed_and_old), ROW(chmod_by_new_link), ROW(utimensat_new_and_old), ROW(fchmod_), ROW(fchmodat2_), ROW(chmod_root), ROW(chmod_dir), ROW(fchmod_dir), ROW(chown_), ROW(lchown_), ROW(fchown_),
 	ROW(utimensat_), ROW(utimensat_dir), ROW(lower_utimensat_dir), ROW(futimens_), ROW(utimes_), ROW(utime_), ROW(touch), ROW(setxattr_), ROW(lsetxattr_), ROW(fsetxattr_), ROW(setxattr_dir), ROW(removexattr_), ROW(fremovexattr_), ROW(setflags),
-	ROW(fssetxattr), ROW(setflags_dir), ROW(futimesat_), ROW(lremovexattr_), ROW(setxattrat_), ROW(removexattrat_), ROW(file_setattr_), ROW(msg_sent), ROW(sem_used), ROW(mq_sent), ROW(quiet), ROW(reads), ROW(open_rdwr), ROW(open_rdwr_lower), ROW(create_unlink), ROW(mkdtemp_), ROW(lower_temp), ROW(lower_temp_chmod), ROW(tmpfile_gone),
-	ROW(rename_new), ROW(rename_back), ROW(link_unlink), ROW(lock), ROW(failed), ROW(dev_null), ROW(pipes), ROW(memfd), ROW(write_nothing), ROW(private_map), ROW(shared_map_read), ROW(children),
+	ROW(fssetxattr), ROW(setflags_dir), ROW(futimesat_), ROW(lremovexattr_), ROW(setxattrat_), ROW(removexattrat_), ROW(file_setattr_), ROW(msg_sent), ROW(sem_used), ROW(mq_sent), ROW(quiet), ROW(reads), ROW(open_rdwr), ROW(open_rdwr_lower), ROW(create_unlink), ROW(mkdtemp_), ROW(lower_rename), ROW(lower_rename_dir), ROW(lower_rename_back), ROW(lower_temp), ROW(lower_temp_chmod), ROW(tmpfile_gone),
+	ROW(rename_new), ROW(rename_back), ROW(rename_whiteout), ROW(link_unlink), ROW(lock), ROW(failed), ROW(dev_null), ROW(pipes), ROW(memfd), ROW(write_nothing), ROW(private_map), ROW(shared_map_read), ROW(children),
 	ROW(fsyncs), ROW(bound_gone), ROW(big_temp), ROW(netlink_get), ROW(own_limits), ROW(loopback), ROW(shm), ROW(msg), ROW(sem), ROW(mq), ROW(hostname), ROW(domainname), ROW(mount_), ROW(bind_mount),
 	ROW(keyring), ROW(sysctl), ROW(lo_ioctl), ROW(netlink_set), ROW(netlink_write), ROW(limits_of_1), ROW(batch_of_1), ROW(affinity_of_1), ROW(survivor), ROW(survivor_file), ROW(survivor_mapped), ROW(connect_), ROW(datagram), ROW(datagram6), ROW(costs), ROW(flood), ROW(storm), ROW(bomb), ROW(short_lives), ROW(instant), ROW(deep_names), ROW(deep_names_gone), ROW(late_writer), ROW(deep),
 };
