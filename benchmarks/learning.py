@@ -1,11 +1,13 @@
 """What trees by forks gain for a small policy that learns: examples/tree_grpo_shell, whose plan.py says how.
 
-Without --long two seeds, and four cells of the sweep: enough to see that all of it runs, not for a claim.
+Without --long two seeds of four steps, which don't reach the level, and four cells of the sweep: enough to
+see that all of it runs, and for seconds of B over C, whose steps are the same. Ratios of turns say
+nothing then.
 Metrics:
     turns_to_level.ratio_b_over_a, turns_to_level.ratio_b_over_d, seconds_to_level.ratio_b_over_a,
     seconds_to_level.ratio_b_over_c ...: each with .ci_low and .ci_high
     turns_to_level.a, seconds_to_level.a, reached.a, turns_per_step.a ...: of each arm
-    c.replayed, c.replays_differing, c.places, c.places_differing: whether C saw what B saw
+    c.replayed, c.replays_differing, c.searches, c.searches_differing: whether C saw what B saw
     lost: places that were lost for a reason of the host
     sweep.many.t0.1_w1.b_over_c, .b_over_a ...: seconds to the level in a cell, many or few turns at once
 """
@@ -27,6 +29,7 @@ sys.path.insert(0, str(EXAMPLE))
 import figures  # noqa: E402
 import plan  # noqa: E402
 import run  # noqa: E402
+import training  # noqa: E402
 
 parser = argparse.ArgumentParser()
 parser.add_argument(
@@ -36,6 +39,7 @@ parser.add_argument("--plot", required=True)
 parser.add_argument("--long", action="store_true")
 options = parser.parse_args()
 seeds = plan.SEEDS if options.long else plan.SEEDS[:2]
+steps = plan.MAX_STEPS if options.long else 4
 compression = 20.0 if options.long else 100.0
 corners = {} if options.long else {"costs": (0.003, 10.0), "waits": (0.0, 5.0), "at_once": (2,)}
 
@@ -50,15 +54,15 @@ def say(row: run.Row) -> None:
 
 with boxwood.connect(os.environ["BOXWOOD_ADDRESS"]) as client:
     where = conditions(client)
-asyncio.run(run.train(seeds, say, done=list(rows)))
+asyncio.run(run.train_real(run.ARMS, seeds, say, done=list(rows), most=steps))
 asyncio.run(run.sweep(say, compression, done=list(rows), **corners))
 
-found = figures.runs(rows)
+found = figures.runs(rows, twin=False)
 rates = ", ".join(f"{arm} {rate:g}" for arm, rate in run.rates().items())
-how = f"linear policy, level {plan.LEVEL:g} on held-out tasks, learning rates {rates}; {where}"
+how = f"linear policy, level {plan.LEVEL:g}, at most {steps} steps, learning rates {rates}; {where}"
 for column in ("turns", "seconds"):
     for above, below in (("B", "A"), ("B", "C"), ("B", "D")):
-        ratio = figures.ratio(found, above, below, column)
+        ratio = figures.ratio(rows, above, below, column)
         name = f"{column}_to_level.ratio_{above}_over_{below}".lower()
         emit("learning", name, ratio.value, "ratio", ratio.n, how)
         emit("learning", f"{name}.ci_low", ratio.low, "ratio", ratio.n, how)
@@ -75,10 +79,10 @@ everything = [r for by_seed in found.values() for r in by_seed.values()]
 emit("learning", "lost", sum(r.lost for r in everything), "1", len(everything), how)
 emit("learning", "c.replayed", sum(r.replayed for r in everything), "1", len(seeds), how)
 emit("learning", "c.replays_differing", sum(r.differed for r in everything), "1", len(seeds), how)
-pairs = [row for row in rows if "pair" in row]
-emit("learning", "c.places", sum(row["places"] for row in pairs), "1", len(pairs), how)
-emit("learning", "c.places_differing", sum(row["differing"] for row in pairs), "1", len(pairs), how)
-turns = figures.ratio(found, "B", "A", "turns").value
+pairs = [training.differing(found["B"][seed], found["C"][seed]) for seed in seeds]
+emit("learning", "c.searches", sum(n for n, _ in pairs), "1", len(pairs), how)
+emit("learning", "c.searches_differing", sum(n for _, n in pairs), "1", len(pairs), how)
+turns = figures.ratio(rows, "B", "A", "turns").value
 for (cost, wait, at_once), arms in figures.cells(rows).items():
     name = f"sweep.{'few' if at_once == 2 else 'many'}.t{cost:g}_w{wait:g}"
     cell = f"sleeps divided by {compression:g}, {at_once} turns at once, one step; {where}"

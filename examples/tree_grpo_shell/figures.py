@@ -35,18 +35,24 @@ class Ratio:
         return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
 
 
-def runs(rows: Iterable[Row]) -> dict[Arm, dict[int, Run]]:
-    """By arm and seed."""
-    found: dict[Arm, dict[int, Run]] = {arm: {} for arm in ARMS}
-    for row in rows:
-        if "arm" in row:
-            run = Run(**row)
+Runs = dict[Arm, dict[int, Run]]
+
+
+def runs(rows: Iterable[Row], *, twin: bool = True) -> Runs:
+    """By arm and seed; those in sandboxes go before those on the twin, which `twin` may leave out."""
+    found: Runs = {arm: {} for arm in ARMS}
+    for run in (Run(**row) for row in rows if "arm" in row):
+        if run.world == "sandboxes" or (twin and run.seed not in found[run.arm]):
             found[run.arm][run.seed] = run
     return found
 
 
-def ratio(found: dict[Arm, dict[int, Run]], above: Arm, below: Arm, column: Column) -> Ratio:
-    """What one arm needs to the level over what another does; seeds are resampled in pairs."""
+def ratio(rows: Iterable[Row], above: Arm, below: Arm, column: Column) -> Ratio:
+    """What one arm needs to the level over what another does; seeds are resampled in pairs.
+
+    Seconds are those of runs in sandboxes alone.
+    """
+    found = runs(rows, twin=column == "turns")
     seeds = sorted(found[above].keys() & found[below].keys())
     pairs = np.array([[found[arm][seed].to_level(column) for arm in (above, below)] for seed in seeds])
     drawn = np.random.default_rng(0).integers(len(seeds), size=(plan.BOOTSTRAP, len(seeds)))
@@ -121,7 +127,7 @@ def ticks(top: float) -> list[float]:
     return [float(v) for v in np.arange(0, top * 1.0001, step)]
 
 
-def curves(canvas: Canvas, found: dict[Arm, dict[int, Run]], x0: int, y0: int, wide: int, high: int) -> None:
+def curves(canvas: Canvas, found: Runs, x0: int, y0: int, wide: int, high: int) -> None:
     """Held-out reward over turns, a line a run. C, whose turns are B's, is left out."""
     shown = [arm for arm in ARMS if arm != "C" and found[arm]]
     top = max(run.curve[-1][1] for arm in shown for run in found[arm].values())
@@ -148,9 +154,7 @@ def curves(canvas: Canvas, found: dict[Arm, dict[int, Run]], x0: int, y0: int, w
         canvas.text(x + 26, y, NAMES[arm])
 
 
-def strips(
-    canvas: Canvas, found: dict[Arm, dict[int, Run]], column: Column, title: str, x0: int, y0: int, wide: int
-) -> int:
+def strips(canvas: Canvas, found: Runs, column: Column, title: str, x0: int, y0: int, wide: int) -> int:
     """A row of dots for each arm: what each seed needed to the level, with the mean. Returns the end."""
     values = {arm: [run.to_level(column) for run in found[arm].values()] for arm in ARMS if found[arm]}
     top = max(max(v) for v in values.values()) * 1.02
@@ -169,7 +173,7 @@ def strips(
     return round(y + 26)
 
 
-def ratios(canvas: Canvas, found: dict[Arm, dict[int, Run]], x0: int, y0: int, wide: int) -> None:
+def ratios(canvas: Canvas, rows: Sequence[Row], x0: int, y0: int, wide: int) -> None:
     """The ratios with their intervals, beside their targets."""
     wanted: list[tuple[str, Arm, Arm, Column, float | None]] = [
         ("turns, B over A (the algorithm)", "B", "A", "turns", plan.TARGET_TURNS),
@@ -177,8 +181,10 @@ def ratios(canvas: Canvas, found: dict[Arm, dict[int, Run]], x0: int, y0: int, w
         ("turns, B over D (the values)", "B", "D", "turns", None),
         ("seconds, B over A", "B", "A", "seconds", None),
     ]
-    wanted = [w for w in wanted if found[w[1]] and found[w[2]]]
-    values = [ratio(found, above, below, column) for _, above, below, column, _ in wanted]
+    for_column = {"turns": runs(rows), "seconds": runs(rows, twin=False)}
+    # One pair has no interval.
+    wanted = [w for w in wanted if len(for_column[w[3]][w[1]].keys() & for_column[w[3]][w[2]].keys()) > 1]
+    values = [ratio(rows, above, below, column) for _, above, below, column, _ in wanted]
     top = max(1.15, *(v.high for v in values)) * 1.02
     left = x0 + 220
 
@@ -245,16 +251,17 @@ def picture(rows: Sequence[Row]) -> str:
     canvas = Canvas(1000, 945 if swept else 540)
     curves(canvas, found, 50, 50, 430, 420)
     end = strips(canvas, found, "turns", "Turns to the level: a dot a seed, and the mean", 520, 36, 450)
-    end = strips(canvas, found, "seconds", "Seconds to the level", 520, end + 36, 450)
-    ratios(canvas, found, 520, end + 36, 450)
+    real = runs(rows, twin=False)
+    if any(len(by_seed) > 1 for by_seed in real.values()):
+        end = strips(canvas, real, "seconds", "Seconds to the level", 520, end + 36, 450)
+    ratios(canvas, rows, 520, end + 36, 450)
     if swept:
-        tables(canvas, rows, ratio(found, "B", "A", "turns").value, 50, 575)
+        tables(canvas, rows, ratio(rows, "B", "A", "turns").value, 50, 575)
     return str(canvas)
 
 
 if __name__ == "__main__":
     lines = [json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()]
     Path(sys.argv[2]).write_text(picture(lines))
-    all_runs = runs(lines)
-    print("turns, B over A:", ratio(all_runs, "B", "A", "turns"))
-    print("seconds, B over C:", ratio(all_runs, "B", "C", "seconds"))
+    print("turns, B over A:", ratio(lines, "B", "A", "turns"))
+    print("seconds, B over C:", ratio(lines, "B", "C", "seconds"))

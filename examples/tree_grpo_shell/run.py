@@ -1,8 +1,9 @@
-"""Finds the learning rates, trains the arms, measures the sweep: run.py tune | train | sweep.
+"""Finds the learning rates, trains the arms, measures the sweep.
 
-    run.py tune                    learning rates, on the twin; writes rates.json
-    run.py train OUT [SEED...]     all arms, each seed; adds a line to OUT for each run that isn't there yet
-    run.py sweep OUT [COMPRESSION] seconds of a step at each cost of a turn and wait for the policy
+    run.py tune                      learning rates, on the twin; writes rates.json
+    run.py train ARMS OUT [SEED...]  such as train ABCD runs.jsonl 0 1; adds to OUT the runs that it lacks
+    run.py twin ARMS OUT [SEED...]   the same on the twin: the turns are those of train, the seconds nobody's
+    run.py sweep OUT [COMPRESSION]   seconds of a step at each cost of a turn and wait for the policy
 
 It takes the daemon of $BOXWOOD_ADDRESS and the image of $BOXWOOD_IMAGE.
 """
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import plan
-from training import ARMS, Arm, Pace, Real, Trainer, Twins, differences
+from training import ARMS, Arm, Pace, Real, Trainer, Twins, World
 
 RATES = Path(__file__).resolve().parent / "rates.json"
 IMAGE = os.environ.get("BOXWOOD_IMAGE", "boxwood/base:latest")
@@ -49,26 +50,28 @@ async def tune(seeds: Sequence[int] = plan.TUNING_SEEDS) -> dict[str, Any]:
 
 
 async def train(
-    seeds: Iterable[int], say: Say, *, done: Iterable[Row] = (), most: int = plan.MAX_STEPS
+    world: World,
+    arms: Sequence[Arm],
+    seeds: Iterable[int],
+    say: Say,
+    *,
+    done: Iterable[Row] = (),
+    most: int = plan.MAX_STEPS,
 ) -> None:
-    """Trains all arms with each seed, their order rotated; says each run, and whether C saw what B saw."""
-    have = {row["seed"] for row in done if "pair" in row}
+    """Trains arms with each seed, their order rotated; says each run."""
+    have = {(row["arm"], row["seed"], row["world"]) for row in done if "arm" in row}
     rate = rates()
+    for seed in seeds:
+        turn = seed % len(arms)
+        for arm in (*arms[turn:], *arms[:turn]):
+            if (arm, seed, world.name) not in have:
+                say((await Trainer(world, arm, seed, rate[arm]).train(most)).row())
+
+
+async def train_real(arms: Sequence[Arm], seeds: Iterable[int], say: Say, **options: Any) -> None:
+    """The same in sandboxes."""
     async with Real.open(IMAGE) as world:
-        for seed in seeds:
-            if seed in have:
-                continue
-            trainers: dict[Arm, Trainer] = {}
-            turn = seed % len(ARMS)
-            for arm in ARMS[turn:] + ARMS[:turn]:
-                trainers[arm] = Trainer(world, arm, seed, rate[arm])
-                await trainers[arm].train(most)
-                print(trainers[arm].run, file=sys.stderr)
-            # All of a seed or nothing: a run that is broken off goes on with whole seeds.
-            for trainer in trainers.values():
-                say(trainer.run.row())
-            places, differing = differences(trainers["B"], trainers["C"])
-            say({"pair": "BC", "seed": seed, "places": places, "differing": differing})
+        await train(world, arms, seeds, say, **options)
 
 
 async def sweep(
@@ -108,8 +111,7 @@ def keep(path: str) -> tuple[list[Row], Say]:
     def say(row: Row) -> None:
         with file.open("a") as out:
             print(json.dumps(row), file=out)
-        if "arm" not in row:
-            print(row, file=sys.stderr)
+        print({k: v for k, v in row.items() if k not in ("curve", "shown")}, file=sys.stderr)
 
     return have, say
 
@@ -119,9 +121,14 @@ def main(arguments: Sequence[str]) -> None:
     match arguments:
         case ["tune"]:
             RATES.write_text(json.dumps(asyncio.run(tune()), indent=1) + "\n")
-        case ["train", out, *seeds]:
+        case ["train" | "twin" as how, arms, out, *some]:
             have, say = keep(out)
-            asyncio.run(train(map(int, seeds) if seeds else plan.SEEDS, say, done=have))
+            wanted = [arm for arm in ARMS if arm in arms]
+            seeds = [int(seed) for seed in some] or plan.SEEDS
+            if how == "twin":
+                asyncio.run(train(Twins(), wanted, seeds, say, done=have))
+            else:
+                asyncio.run(train_real(wanted, seeds, say, done=have))
         case ["sweep", out, *rest]:
             have, say = keep(out)
             asyncio.run(sweep(say, float(rest[0]) if rest else 20.0, done=have))

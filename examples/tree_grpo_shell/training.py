@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import hashlib
 import random
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -36,9 +37,16 @@ class World(Protocol):
         """The node that graders start from."""
         ...
 
+    @property
+    def name(self) -> str:
+        """See `Run.world`."""
+        ...
+
 
 class Real:
     """Real sandboxes."""
+
+    name = "sandboxes"
 
     def __init__(self, client: aio.Client, image: str, fresh: aio.Tree, fresh_id: str) -> None:
         self._client, self._image, self._tree, self.fresh = client, image, fresh, fresh_id
@@ -75,6 +83,7 @@ class Real:
 class Twins:
     """The tasks in memory."""
 
+    name = "twin"
     fresh = ""
 
     @contextlib.asynccontextmanager
@@ -106,6 +115,7 @@ class Run:
         arm: The arm.
         seed: The seed.
         rate: The learning rate.
+        world: ``sandboxes`` or ``twin``; the seconds of the twin are those of nothing real.
         curve: After so many steps: turns, seconds of training, mean reward on the held-out tasks.
         reached: Whether the last reward is at the level.
         turns: Turns, over all steps.
@@ -113,11 +123,13 @@ class Run:
         lost: Places that were lost for a reason of the host.
         replayed: Turns that were executed again.
         differed: Those of them that showed something else.
+        shown: For each search, a digest of what its places did and showed.
     """
 
     arm: Arm
     seed: int
     rate: float
+    world: str = "sandboxes"
     curve: list[tuple[int, int, float, float]] = dataclasses.field(default_factory=list)
     reached: bool = False
     turns: int = 0
@@ -125,6 +137,7 @@ class Run:
     lost: int = 0
     replayed: int = 0
     differed: int = 0
+    shown: list[str] = dataclasses.field(default_factory=list)
 
     def to_level(self, column: Literal["turns", "seconds"]) -> float:
         """Turns or seconds until the level: between two measurements on a straight line."""
@@ -158,7 +171,7 @@ class Trainer:
 
     def __init__(self, world: World, arm: Arm, seed: int, rate: float, pace: Pace | None = None) -> None:
         self.world, self.arm, self.seed, self.pace = world, arm, seed, pace or Pace()
-        self.run = Run(arm, seed, rate)
+        self.run = Run(arm, seed, rate, world.name)
         self.policy = Policy()
         self._slots = asyncio.Semaphore(self.pace.at_once)
         self.seconds = 0.0
@@ -186,6 +199,7 @@ class Trainer:
         self.policy.learn([row for rows, _ in found for row in rows], self.run.rate)
         self.seconds += time.perf_counter() - began
         self.run.turns += sum(turns for _, turns in found)
+        self.run.shown += [digest(self.places[number, task.name]) for task in chosen]
 
     def _branches(self) -> list[int]:
         """How many branches each tree of a step's tasks gets, for turns that come to those of arm A."""
@@ -294,12 +308,12 @@ class Shuffled:
         ]
 
 
-def differences(one: Trainer, other: Trainer) -> tuple[int, int]:
-    """Places of the same name, step and task in both, and how many of them did or showed something else."""
-    common = differing = 0
-    for where in one.places.keys() & other.places.keys():
-        mine, theirs = one.places[where], other.places[where]
-        for name in mine.keys() | theirs.keys():
-            common += 1
-            differing += mine.get(name) != theirs.get(name)
-    return common, differing
+def digest(places: Places) -> str:
+    """The same for the same places."""
+    return hashlib.sha256(repr(sorted(places.items())).encode()).hexdigest()[:16]
+
+
+def differing(one: Run, other: Run) -> tuple[int, int]:
+    """How many searches both runs made, and in how many of them a place did or showed something else."""
+    pairs = list(zip(one.shown, other.shown, strict=False))
+    return len(pairs), sum(mine != theirs for mine, theirs in pairs)
