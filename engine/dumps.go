@@ -19,6 +19,7 @@ import (
 	"github.com/boxwood-rl/boxwood/engine/criu"
 	"github.com/boxwood-rl/boxwood/engine/witness"
 	"github.com/boxwood-rl/boxwood/internal/doctor"
+	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/internal/printable"
@@ -146,7 +147,10 @@ func (s *dumpSaving) freeze(ctx context.Context) error {
 	if err := s.write("witness.json", was); err != nil {
 		return err
 	}
-	return s.write("dump.json", dumpFile{saved, box.ProgramDigest})
+	if err := s.write("dump.json", dumpFile{saved, box.ProgramDigest}); err != nil {
+		return err
+	}
+	return failpoint.Hit("dump saved")
 }
 
 // unsavable refuses what CRIU would lose without a word.
@@ -263,6 +267,9 @@ func (s *dumpSaving) finish(ctx context.Context, ck *tree.Checkpoint) (*tree.Pro
 	before := ids.Process("")
 	if was := s.b.checkpoint; was != nil && was.Process == tree.Dump {
 		before = was.State
+	}
+	if err := failpoint.Hit("dump sealed"); err != nil {
+		return nil, err
 	}
 	if err := s.k.e.dumps.complete(s.id, bytes, before); err != nil {
 		return nil, err

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 )
 
@@ -116,6 +117,7 @@ type heldDump struct {
 	onDisk bool
 	copied chan struct{} // closed when its way to the disk is over, however it went
 	used   time.Time
+	users  int // that it stays in memory for
 }
 
 func newHeld(bytes int64) *heldDump {
@@ -215,7 +217,7 @@ func (s *dumpStore) makeRoom(want int64) bool {
 	for s.bytes+want > s.limit {
 		var oldest ids.Process
 		for id, h := range s.held {
-			if h.onDisk && (oldest == "" || h.used.Before(s.held[oldest].used)) {
+			if h.onDisk && h.users == 0 && (oldest == "" || h.used.Before(s.held[oldest].used)) {
 				oldest = id
 			}
 		}
@@ -288,6 +290,9 @@ func (s *dumpStore) copyNow(id, before ids.Process) error {
 	var size, stored int64
 	if err == nil {
 		size, stored, err = storedBytes(tmp)
+	}
+	if err == nil {
+		err = failpoint.Hit("dump copied")
 	}
 	if err != nil {
 		return errors.Join(err, os.RemoveAll(tmp))
@@ -511,6 +516,25 @@ func (s *dumpStore) bring(id ids.Process, dir string) error {
 	return errors.Join(err, os.RemoveAll(tmp))
 }
 
+// use is place for who reads a dump file by file (openDumpFile): it stays there until done is called. Whoever calls it
+// sees to it that the dump isn't dropped (Engine.held).
+func (s *dumpStore) use(id ids.Process) (dir string, done func(), err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if h := s.held[id]; h != nil {
+		h.used = time.Now()
+		h.users++
+		return filepath.Join(s.memory, string(id)), func() {
+			s.mu.Lock()
+			h.users--
+			s.mu.Unlock()
+		}, nil
+	}
+	dir = s.vault.folder(id)
+	_, err = os.Lstat(filepath.Join(dir, sumsName))
+	return dir, func() {}, err
+}
+
 // letGo removes a dump, or what there is of one, from memory.
 func (s *dumpStore) letGo(id ids.Process) {
 	s.mu.Lock()
@@ -521,7 +545,10 @@ func (s *dumpStore) letGo(id ids.Process) {
 // drop removes it from the disk, too, and what is on its way from there to memory.
 func (s *dumpStore) drop(id ids.Process) error {
 	s.letGo(id)
-	err := s.vault.remove(id)
+	err := failpoint.Hit("state removed")
+	if err == nil {
+		err = s.vault.remove(id)
+	}
 	s.letGo(id)
 	return err
 }

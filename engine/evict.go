@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/tree"
@@ -70,6 +71,9 @@ func (e *Engine) PruneStates(ctx context.Context, id ids.Node, keep, release boo
 		return commit(tx, out)
 	})
 	if err != nil {
+		return Pruned{}, err
+	}
+	if err := failpoint.Hit("states evicted"); err != nil {
 		return Pruned{}, err
 	}
 	e.removeCondemned(ctx)

@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -16,6 +14,7 @@ import (
 	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/internal/processor"
 	pb "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 	"github.com/boxwood-rl/boxwood/tree"
 )
@@ -24,6 +23,8 @@ import (
 type Export struct {
 	Tree ids.Tree
 	Node ids.Node
+	// WithoutProcesses leaves out what was saved of processes, whose memory may hold secrets.
+	WithoutProcesses bool
 	// Version of the program that writes the archive.
 	Version string
 }
@@ -31,13 +32,16 @@ type Export struct {
 // ExportTree writes an archive of a tree. It waits for captures that are pending. What
 // it reads stays for as long (law 10), also if it is pruned meanwhile.
 func (e *Engine) ExportTree(ctx context.Context, what Export, w io.Writer) error {
-	x := &exporter{e: e, held: map[string]bool{}}
+	x := &exporter{e: e, what: what, held: map[string]bool{}}
 	defer x.letGo(ctx)
-	if err := x.gather(ctx, what); err != nil {
+	if err := x.gather(ctx); err != nil {
 		return err
 	}
-	var err error
-	if x.w, err = archive.NewWriter(w, x.header(what)); err != nil {
+	head, err := x.header()
+	if err != nil {
+		return err
+	}
+	if x.w, err = archive.NewWriter(w, head); err != nil {
 		return err
 	}
 	x.seen, x.manifests = map[string]place{}, map[ids.Checkpoint]bool{}
@@ -67,13 +71,14 @@ func (e *Engine) ExportTree(ctx context.Context, what Export, w io.Writer) error
 
 type exporter struct {
 	e    *Engine
+	what Export
 	w    *archive.Writer
 	tree *tree.Tree
 	top  *tree.Node
 	held map[string]bool
 
 	nodes       []*tree.Node
-	left        map[ids.Node]bool // whose state isn't carried: dumps of processes
+	left        map[ids.Node]bool // whose state isn't carried
 	checkpoints []*tree.Checkpoint
 	parents     map[ids.Checkpoint]ids.Checkpoint // the one that it came after
 	processes   []*tree.ProcessState
@@ -89,8 +94,8 @@ type place struct {
 }
 
 // gather decides what goes into the archive, and holds it.
-func (x *exporter) gather(ctx context.Context, what Export) error {
-	e := x.e
+func (x *exporter) gather(ctx context.Context) error {
+	e, what := x.e, x.what
 	top := what.Node
 	if top == "" {
 		t, err := e.Store.View().Tree(what.Tree)
@@ -140,7 +145,7 @@ func (x *exporter) collect(v *tree.View) error {
 		if err != nil {
 			return err
 		}
-		if k.Process == tree.Dump {
+		if k.Process != tree.Empty && x.what.WithoutProcesses {
 			x.left[n.ID] = true
 			continue
 		}
@@ -190,13 +195,13 @@ func (x *exporter) letGo(ctx context.Context) {
 	x.e.removeCondemned(context.WithoutCancel(ctx))
 }
 
-func (x *exporter) header(what Export) *pb.ArchiveHeader {
+func (x *exporter) header() (*pb.ArchiveHeader, error) {
 	t := *x.tree
 	if x.top.ID != t.Root { // a part of a tree is another tree
 		t.ID, t.Root = ids.NewTree(), x.top.ID
 	}
 	h := &pb.ArchiveHeader{
-		Boxwood: what.Version, Kernel: KernelRelease(), Tree: archive.TreeMessage(&t), Defaults: archive.DefaultsMessage(t.Defaults),
+		Boxwood: x.what.Version, Kernel: KernelRelease(), Processor: processor.Features(), Tree: archive.TreeMessage(&t), Defaults: archive.DefaultsMessage(t.Defaults),
 		Nodes: int64(len(x.nodes)), Checkpoints: int64(len(x.checkpoints)),
 	}
 	if image, err := x.e.Store.View().Image(string(t.Image)); err == nil {
@@ -205,34 +210,13 @@ func (x *exporter) header(what Export) *pb.ArchiveHeader {
 		}
 	}
 	for _, p := range x.processes {
-		h.Processes = append(h.Processes, &pb.ArchiveProcess{Id: string(p.ID), Kind: pb.ProcessKind(p.Kind), Digest: p.Digest, Bytes: p.Bytes,
-			Kernel: p.Kernel, Program: p.Program, CreatedAt: archive.Nanos(p.CreatedAt)})
+		a, err := x.describe(p)
+		if err != nil {
+			return nil, err
+		}
+		h.Processes = append(h.Processes, a)
 	}
-	return h
-}
-
-// process writes the files of a process state.
-func (x *exporter) process(p *tree.ProcessState) error {
-	dir := x.e.vault.folder(p.ID)
-	return filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		f, err := os.Open(path)
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		fi, err := f.Stat()
-		if err != nil {
-			return err
-		}
-		name := strings.TrimPrefix(path, dir+"/")
-		if err := x.w.Put(archive.File, &pb.ArchiveFile{ProcessId: string(p.ID), Name: name, Size: fi.Size()}); err != nil {
-			return err
-		}
-		return x.w.Content(f, fi.Size())
-	})
+	return h, nil
 }
 
 // checkpoint writes a snapshot, which is compared with its seal first. Its entries
@@ -335,7 +319,7 @@ func (x *exporter) node(n *tree.Node) error {
 	}
 	if x.left[full.ID] { // law 6
 		m.Capture, m.CheckpointId, m.FrozenAt = pb.CaptureStatus_CAPTURE_STATUS_WITHHELD, "", 0
-		m.WithheldReason = "not carried: its processes were saved as a dump, which archives don't hold"
+		m.WithheldReason = "not carried: what was saved of its processes was left out of the archive"
 	}
 	return x.w.Put(archive.Node, &pb.ArchiveNode{Node: m, Timings: archive.TimingsMessage(full.Timings)})
 }

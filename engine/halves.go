@@ -157,7 +157,10 @@ func (k emptyKeeper) start(ctx context.Context, b *body, root box.Root, id box.I
 // whenever it is read.
 type vault struct{ dir string }
 
-const processesDir = "processes" // of the state folder
+const (
+	processesDir = "processes" // of the state folder
+	contentName  = "content"   // of what is one file
+)
 
 func openVault(state string) (*vault, error) {
 	v := &vault{dir: filepath.Join(state, processesDir)}
@@ -188,7 +191,7 @@ func (v *vault) putFile(id ids.Process, content []byte) (digest string, err erro
 			err = errors.Join(fmt.Errorf("keeping a process state: %w", err), v.remove(id))
 		}
 	}()
-	f, err := os.OpenFile(filepath.Join(dir, "content"), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	f, err := os.OpenFile(filepath.Join(dir, contentName), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return "", err
 	}
@@ -213,7 +216,7 @@ func (v *vault) file(state *tree.ProcessState) ([]byte, error) {
 }
 
 func (v *vault) read(state *tree.ProcessState) ([]byte, error) {
-	f, err := os.Open(filepath.Join(v.folder(state.ID), "content"))
+	f, err := os.Open(filepath.Join(v.folder(state.ID), contentName))
 	if err != nil {
 		return nil, err
 	}

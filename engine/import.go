@@ -9,8 +9,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -32,7 +30,16 @@ type Imported struct {
 	Tree               *tree.Tree
 	Root               *tree.Node
 	Nodes, Checkpoints int
-	Bytes              int64
+	// Withheld of the nodes, which could be forked where they come from.
+	Withheld int
+	Bytes    int64
+}
+
+// Import says how.
+type Import struct {
+	// NewIDs gives tree, nodes and checkpoints new ids.
+	NewIDs bool
+	Dumps  DumpsFrom
 }
 
 // maxRecords bounds the nodes and payloads of an archive, which are made durable in
@@ -42,13 +49,13 @@ const maxRecords = 1 << 30
 // ImportTree makes a tree of an archive, all of it or nothing: file state and process
 // states first, which no record names yet and which a crash leaves to the next start;
 // and, when the whole archive has been read and is as it was written, all records in
-// one change. newIDs gives tree, nodes and checkpoints new ids.
-func (e *Engine) ImportTree(ctx context.Context, r io.Reader, newIDs bool, commit func(*tree.Tx, Imported) error) (out Imported, err error) {
+// one change.
+func (e *Engine) ImportTree(ctx context.Context, r io.Reader, how Import, commit func(*tree.Tx, Imported) error) (out Imported, err error) {
 	a, err := archive.NewReader(r)
 	if err != nil {
 		return out, err
 	}
-	m := &importer{e: e, r: a, newIDs: newIDs, byID: map[string]*received{}, states: map[string]*tree.ProcessState{},
+	m := &importer{e: e, r: a, how: how, byID: map[string]*received{}, states: map[string]*incoming{},
 		payloads: map[string][]byte{}, names: map[string]string{}}
 	if err := m.admit(); err != nil {
 		return out, err
@@ -57,7 +64,7 @@ func (e *Engine) ImportTree(ctx context.Context, r io.Reader, newIDs bool, commi
 	defer m.e.imports.RUnlock()
 	defer func() {
 		if err != nil && !unsettled(err) {
-			m.undo()
+			m.removeAll(nil, nil)
 		}
 	}()
 	if err := m.read(ctx); err != nil {
@@ -67,9 +74,9 @@ func (e *Engine) ImportTree(ctx context.Context, r io.Reader, newIDs bool, commi
 }
 
 type importer struct {
-	e      *Engine
-	r      *archive.Reader
-	newIDs bool
+	e   *Engine
+	r   *archive.Reader
+	how Import
 
 	image  *tree.Image
 	tree   tree.Tree
@@ -77,7 +84,7 @@ type importer struct {
 
 	done     []*received
 	byID     map[string]*received // by id in the archive
-	states   map[string]*tree.ProcessState
+	states   map[string]*incoming // by id in the archive
 	nodes    []tree.Node
 	payloads map[string][]byte
 	records  int
@@ -90,6 +97,9 @@ type received struct {
 	head     *pb.ArchiveCheckpoint
 	ck       tree.Checkpoint
 	manifest *archive.Manifest
+
+	proven   bool   // restored here, and found equal
+	withheld string // why it isn't kept; empty: it is
 }
 
 // admit refuses what this host can't restore, before anything is written.
@@ -99,7 +109,7 @@ func (m *importer) admit() error {
 	if err := errors.Join(ids.Check(string(m.tree.ID), "tr_", "tree"), ids.Check(string(m.tree.Root), "nd_", "node")); err != nil {
 		return archive.Damaged("%w", err)
 	}
-	if _, err := v.Tree(m.tree.ID); err == nil && !m.newIDs {
+	if _, err := v.Tree(m.tree.ID); err == nil && !m.how.NewIDs {
 		return fault.New(fault.Exists, "tree_exists", "tree %s is here already", m.tree.ID).WithHint("import it under new ids to have it twice")
 	}
 	var err error
@@ -111,17 +121,10 @@ func (m *importer) admit() error {
 	if want := strings.Join(h.Layers, " "); want != "" && want != strings.Trim(fmt.Sprint(m.layers), "[]") {
 		return fault.New(fault.Precondition, "other_layers", "image %s has other layers here than where the tree comes from", m.image.Digest)
 	}
-	for _, p := range h.Processes {
-		kind := tree.ProcessKind(p.Kind)
-		if m.e.keepers[kind] == nil {
-			return fault.New(fault.Unsupported, "no_keeper", "the archive has process states of kind %s, which this boxwood can't restore", p.Kind)
-		}
-		if here := KernelRelease(); kind == tree.Dump && p.Kernel != here {
-			return fault.New(fault.Unsupported, "other_kernel", "the archive has dumps of processes made under Linux %s, and this host runs %s", p.Kernel, here).
-				WithHint("import it on a host with that kernel, or export nodes without surviving processes")
-		}
+	if err := m.admitStates(); err != nil {
+		return err
 	}
-	if m.newIDs {
+	if m.how.NewIDs {
 		m.tree.ID = ids.NewTree()
 	}
 	m.tree.Root = ids.Node(m.name(string(m.tree.Root)))
@@ -130,7 +133,7 @@ func (m *importer) admit() error {
 
 // name is an id here; "" stays.
 func (m *importer) name(id string) string {
-	if !m.newIDs || id == "" {
+	if !m.how.NewIDs || id == "" {
 		return id
 	}
 	if m.names[id] == "" {
@@ -165,7 +168,7 @@ func (m *importer) read(ctx context.Context) error {
 				k, body, err = m.r.Next()
 			}
 		case archive.End:
-			return m.complete()
+			return m.complete(ctx)
 		default:
 			return archive.Damaged("a frame %q is out of place", k)
 		}
@@ -173,69 +176,15 @@ func (m *importer) read(ctx context.Context) error {
 	return err
 }
 
-func (m *importer) complete() error {
+func (m *importer) complete(ctx context.Context) error {
 	h := m.r.Head
 	if int64(len(m.nodes)) != h.Nodes || int64(len(m.done)) != h.Checkpoints || len(m.nodes) == 0 {
 		return archive.Damaged("it has %d nodes and %d checkpoints, and says %d and %d", len(m.nodes), len(m.done), h.Nodes, h.Checkpoints)
 	}
-	for _, p := range h.Processes {
-		state := m.states[p.Id]
-		if state == nil {
-			return archive.Damaged("process state %s has no content", p.Id)
-		}
-		if err := m.e.keepers[state.Kind].verify(state); err != nil {
-			return archive.Damaged("process state %s: %w", p.Id, err)
-		}
+	if err := m.settleStates(ctx); err != nil {
+		return err
 	}
 	return failpoint.Hit("import read")
-}
-
-// file takes a file of a process state, and gives the frame after it.
-func (m *importer) file(body []byte) (archive.Kind, []byte, error) {
-	var head pb.ArchiveFile
-	if err := proto.Unmarshal(body, &head); err != nil {
-		return 0, nil, archive.Damaged("%w", err)
-	}
-	state, err := m.state(head.ProcessId)
-	if err != nil {
-		return 0, nil, err
-	}
-	name := head.Name
-	if path.Clean("/"+name) != "/"+name || name == "" || strings.ContainsRune(name, 0) {
-		return 0, nil, archive.Damaged("a process state has a file %.100q", name)
-	}
-	at := filepath.Join(m.e.vault.folder(state.ID), name)
-	if err := os.MkdirAll(filepath.Dir(at), 0o700); err != nil {
-		return 0, nil, err
-	}
-	f, err := os.OpenFile(at, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
-	if err != nil {
-		return 0, nil, archive.Damaged("a file of a process state: %w", err)
-	}
-	defer f.Close()
-	k, next, err := m.data(f, head.Size)
-	if err == nil {
-		err = errors.Join(f.Truncate(head.Size), f.Sync())
-	}
-	return k, next, err
-}
-
-// state finds the record of a process state, or begins it.
-func (m *importer) state(id string) (*tree.ProcessState, error) {
-	if s := m.states[id]; s != nil {
-		return s, nil
-	}
-	for _, p := range m.r.Head.Processes {
-		if p.Id != id {
-			continue
-		}
-		s := &tree.ProcessState{ID: ids.NewProcess(), Kind: tree.ProcessKind(p.Kind), Digest: p.Digest, Bytes: p.Bytes, Kernel: p.Kernel, Program: p.Program,
-			CreatedAt: time.Unix(0, p.CreatedAt)}
-		m.states[id] = s
-		_, err := m.e.vault.make(s.ID)
-		return s, err
-	}
-	return nil, archive.Damaged("process state %.100q isn't in the header", id)
 }
 
 // data writes the Data frames that follow into f, and gives the frame after them.
@@ -282,7 +231,9 @@ func (m *importer) checkpoint(ctx context.Context, body []byte) (k archive.Kind,
 		if s == nil {
 			return 0, nil, archive.Damaged("checkpoint %s has process state %.100q, which isn't there", head.Id, head.ProcessId)
 		}
-		c.ck.State, c.ck.Process = s.ID, s.Kind
+		if c.ck.State, c.ck.Process = s.record.ID, s.record.Kind; s.left {
+			c.withheld = "not carried: what was saved of its processes was left in the archive"
+		}
 	}
 	c.ck.Seal, err = m.e.Pool.AddSnapshot(ctx, c.ck.Snapshot, over, func(upper string) error {
 		k, next, err = m.fill(ctx, c, archive.NewLayer(upper, old))
@@ -428,7 +379,9 @@ func (m *importer) node(body []byte) error {
 // record makes the tree durable.
 func (m *importer) record(ctx context.Context, commit func(*tree.Tx, Imported) error) (Imported, error) {
 	m.adopt()
-	out := Imported{Nodes: len(m.nodes), Checkpoints: len(m.done), Bytes: m.bytes}
+	out := Imported{Nodes: len(m.nodes), Withheld: m.withhold(), Bytes: m.bytes}
+	kept, states := m.kept()
+	out.Checkpoints = len(kept)
 	_, err := m.e.Store.Update(ctx, func(tx *tree.Tx) error {
 		if _, err := tx.Image(string(m.image.Digest)); err != nil {
 			return err // removed in the meantime
@@ -439,12 +392,12 @@ func (m *importer) record(ctx context.Context, commit func(*tree.Tx, Imported) e
 		if err := tx.PutTree(m.tree); err != nil {
 			return err
 		}
-		for _, s := range m.states {
-			if err := tx.PutProcess(*s); err != nil {
+		for _, s := range states {
+			if err := tx.PutProcess(*s.record); err != nil {
 				return err
 			}
 		}
-		for _, c := range m.done {
+		for _, c := range kept {
 			if _, err := tx.Checkpoint(c.ck.ID); err == nil {
 				return fault.New(fault.Exists, "checkpoint_exists", "checkpoint %s is here already", c.ck.ID).WithHint("import the tree under new ids")
 			}
@@ -466,6 +419,13 @@ func (m *importer) record(ctx context.Context, commit func(*tree.Tx, Imported) e
 				out.Root = added
 			}
 		}
+		for _, c := range kept {
+			if c.proven {
+				if err := tx.SetProven(c.ck.ID); err != nil {
+					return err
+				}
+			}
+		}
 		t, err := tx.Tree(m.tree.ID)
 		if err != nil {
 			return err
@@ -478,7 +438,39 @@ func (m *importer) record(ctx context.Context, commit func(*tree.Tx, Imported) e
 	if err != nil {
 		return Imported{}, fmt.Errorf("recording an imported tree: %w", err)
 	}
+	m.removeAll(kept, states)
 	return out, nil
+}
+
+// kept are the checkpoints that go on record, and their process states.
+func (m *importer) kept() (list []*received, states map[string]*incoming) {
+	states = map[string]*incoming{}
+	for _, c := range m.done {
+		if c.withheld != "" {
+			continue
+		}
+		list = append(list, c)
+		if id := c.head.ProcessId; id != "" {
+			states[id] = m.states[id]
+		}
+	}
+	return list, states
+}
+
+// withhold marks the nodes of checkpoints that aren't kept (law 6), and says how many.
+func (m *importer) withhold() (n int) {
+	why := map[ids.Checkpoint]string{}
+	for _, c := range m.done {
+		why[c.ck.ID] = c.withheld
+	}
+	for i := range m.nodes {
+		if node := &m.nodes[i]; why[node.Checkpoint] != "" {
+			node.Capture, node.WithheldReason, node.FrozenAt = tree.Withheld, why[node.Checkpoint], time.Time{}
+			node.Checkpoint = ""
+			n++
+		}
+	}
+	return n
 }
 
 // adopt gives checkpoints whose own node isn't in the archive to the first that has them.
@@ -495,14 +487,18 @@ func (m *importer) adopt() {
 	}
 }
 
-// undo removes what no record names.
-func (m *importer) undo() {
+// removeAll removes what was made, but for what is on record.
+func (m *importer) removeAll(kept []*received, states map[string]*incoming) {
 	for _, c := range m.done {
-		m.e.removeSnapshot(c.ck.Snapshot)
+		if !slices.Contains(kept, c) {
+			m.e.removeSnapshot(c.ck.Snapshot)
+		}
 	}
-	for _, s := range m.states {
-		if err := m.e.vault.remove(s.ID); err != nil {
-			m.e.log.Error("removing a process state", "state", s.ID, "error", err)
+	for id, s := range m.states {
+		if s.made && states[id] == nil {
+			if err := m.e.vault.remove(s.record.ID); err != nil {
+				m.e.log.Error("removing a process state", "state", s.record.ID, "error", err)
+			}
 		}
 	}
 }

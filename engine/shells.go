@@ -12,6 +12,7 @@ import (
 
 	"github.com/boxwood-rl/boxwood/engine/box"
 	"github.com/boxwood-rl/boxwood/engine/shell"
+	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/tree"
@@ -381,6 +382,9 @@ func (s *shellsSaving) finish(ctx context.Context, ck *tree.Checkpoint) (*tree.P
 		return nil, err
 	}
 	s.made = state.ID
+	if err := failpoint.Hit("shells kept"); err != nil {
+		return nil, err
+	}
 	trial, err := s.e.embody(ctx, ck, state, ids.NewGeneration(), "", s.b.limits, nil)
 	if err != nil {
 		if fault.As(err).Reason == reasonDiffers {

@@ -23,6 +23,8 @@ func sample(t testing.TB) []byte {
 	w, err := NewWriter(&b, &pb.ArchiveHeader{Boxwood: "test", Tree: &pb.Tree{Id: "tr_1"}})
 	steps := []func() error{
 		func() error { return err },
+		func() error { return w.Put(File, &pb.ArchiveFile{ProcessId: "ps_1", Name: "images/x", Size: 5}) },
+		func() error { return w.Content(bytes.NewReader([]byte("image")), 5) },
 		func() error { return w.Put(Checkpoint, &pb.ArchiveCheckpoint{Id: "ck_1", Entries: 2}) },
 		func() error { return w.Put(Entry, &pb.ArchiveEntry{Mode: unix.S_IFDIR | 0o755}) },
 		func() error { return w.Put(Entry, &pb.ArchiveEntry{Path: []byte("f"), Mode: unix.S_IFREG, Size: 3}) },
@@ -57,7 +59,7 @@ func readAll(archive []byte) (kinds string, err error) {
 }
 
 func TestFrames(t *testing.T) {
-	if kinds, err := readAll(sample(t)); err != nil || kinds != "CEEDPNZ" {
+	if kinds, err := readAll(sample(t)); err != nil || kinds != "FDCEEDPNZ" {
 		t.Fatalf("read %q, %v", kinds, err)
 	}
 }
@@ -106,8 +108,22 @@ func TestNewerFormat(t *testing.T) {
 	}
 }
 
+// What was written in an older format is read.
+func TestOlderFormats(t *testing.T) {
+	old, err := os.ReadFile("testdata/format1.tree")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if kinds, err := readAll(old); err != nil || kinds != "CEEDPNZ" {
+		t.Fatalf("format 1: %q, %v", kinds, err)
+	}
+}
+
 func FuzzReader(f *testing.F) {
 	f.Add(sample(f))
+	if old, err := os.ReadFile("testdata/format1.tree"); err == nil {
+		f.Add(old)
+	}
 	f.Add([]byte(magic))
 	f.Fuzz(func(t *testing.T, archive []byte) {
 		kinds, err := readAll(archive)
@@ -116,6 +132,24 @@ func FuzzReader(f *testing.F) {
 		}
 		if err != nil && !damage(err) {
 			t.Fatalf("neither damage nor an unknown format: %v", err)
+		}
+	})
+}
+
+// A file of a process state lies in its folder or in the one of images, whatever an
+// archive calls it.
+func FuzzStateFile(f *testing.F) {
+	for name, want := range map[string]bool{"sums": true, "witness.json": true, "images/core-1.img": true, "images": false, "images/": false, "../x": false,
+		"images/../x": false, "images/a/b": false, "images//x": false, "": false, ".": false, "..": false, "images/.": false, "images/..": false, "images/images": false,
+		"/x": false, "a\x00": false} {
+		if StateFile(name) != want {
+			f.Errorf("%q: %v", name, !want)
+		}
+		f.Add(name)
+	}
+	f.Fuzz(func(t *testing.T, name string) {
+		if at := filepath.Join("/v/id", name); StateFile(name) && (filepath.Dir(at) != "/v/id" && filepath.Dir(at) != "/v/id/images" || at == "/v/id/images") {
+			t.Errorf("a process state may have %q", name)
 		}
 	})
 }

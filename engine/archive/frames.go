@@ -23,6 +23,8 @@ import (
 	"hash"
 	"hash/crc32"
 	"io"
+	"path/filepath"
+	"strings"
 
 	"google.golang.org/protobuf/proto"
 
@@ -34,7 +36,10 @@ import (
 const magic = "boxwood tree archive\n"
 
 // Format is what this package writes. It reads those up to it.
-const Format = 1
+//
+//	1  no dumps; a header without processor
+//	2  dumps
+const Format = 2
 
 // Kind of a frame.
 type Kind byte
@@ -103,14 +108,14 @@ func (a *Writer) PutBytes(k Kind, body []byte) error {
 }
 
 // Content writes what a file holds as Data; holes are left out.
-func (a *Writer) Content(f io.ReaderAt, size int64) error {
+func (a *Writer) Content(f io.Reader, size int64) error {
 	buf := make([]byte, Piece)
 	for at := int64(0); at < size; {
-		n, err := f.ReadAt(buf[:min(int64(len(buf)), size-at)], at)
-		if n == 0 {
-			if err == nil || err == io.EOF {
-				err = io.ErrUnexpectedEOF
-			}
+		n, err := io.ReadFull(f, buf[:min(int64(len(buf)), size-at)])
+		if err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		}
+		if err != nil {
 			return err
 		}
 		if !zero(buf[:n]) {
@@ -252,4 +257,11 @@ func (a *Reader) end(body, before []byte) error {
 	}
 	a.done = true
 	return nil
+}
+
+// StateFile says whether a process state may have a file of this name: one that lies in its
+// folder, or in the folder images there.
+func StateFile(name string) bool {
+	base := strings.TrimPrefix(name, "images/")
+	return filepath.IsLocal(base) && filepath.Base(base) == base && base != "images" && base != "." && !strings.ContainsRune(base, 0)
 }

@@ -15,7 +15,8 @@ func (s *Service) ExportTree(req *boxwoodv1.ExportTreeRequest, out grpc.ServerSt
 		return fault.New(fault.Invalid, "bad_export", "an export names a tree or a node, and one of them")
 	}
 	w := chunks(func(p []byte) error { return out.Send(&boxwoodv1.ExportTreeChunk{Data: p}) })
-	err := s.e.ExportTree(out.Context(), engine.Export{Tree: ids.Tree(req.GetTreeId()), Node: ids.Node(req.GetNodeId()), Version: s.version}, w)
+	err := s.e.ExportTree(out.Context(), engine.Export{Tree: ids.Tree(req.GetTreeId()), Node: ids.Node(req.GetNodeId()),
+		WithoutProcesses: req.GetWithoutProcesses(), Version: s.version}, w)
 	if err != nil {
 		return err
 	}
@@ -31,6 +32,10 @@ func (s *Service) ImportTree(in grpc.ClientStreamingServer[boxwoodv1.ImportTreeR
 	if start == nil {
 		return fault.New(fault.Invalid, "bad_import", "the first message of an import must be its start")
 	}
+	if start.GetDumps() < 0 || int(start.GetDumps()) >= len(boxwoodv1.ImportTreeStart_Dumps_name) {
+		return fault.New(fault.Invalid, "bad_import", "there is no way %d to take dumps", start.GetDumps())
+	}
+	how := engine.Import{NewIDs: start.GetNewIds(), Dumps: engine.DumpsFrom(start.GetDumps())}
 	got, replayed, err := once(in.Context(), s, start.GetIdempotencyKey(), start, &boxwoodv1.ImportTreeResponse{}, func(rec record) (*boxwoodv1.ImportTreeResponse, error) {
 		m := &boxwoodv1.ImportTreeResponse{}
 		content := &chunkReader{next: func() ([]byte, error) {
@@ -40,10 +45,10 @@ func (s *Service) ImportTree(in grpc.ClientStreamingServer[boxwoodv1.ImportTreeR
 			}
 			return m.GetChunk(), err
 		}}
-		_, err := s.e.ImportTree(in.Context(), content, start.GetNewIds(), func(tx *tree.Tx, i engine.Imported) error {
+		_, err := s.e.ImportTree(in.Context(), content, how, func(tx *tree.Tx, i engine.Imported) error {
 			m.Tree = treeMessage(nil, i.Tree)
 			m.Tree.NodeCount, m.Tree.CheckpointCount = int64(i.Nodes), int64(i.Checkpoints)
-			m.Nodes, m.Checkpoints, m.Bytes = int64(i.Nodes), int64(i.Checkpoints), i.Bytes
+			m.Nodes, m.Checkpoints, m.Bytes, m.Withheld = int64(i.Nodes), int64(i.Checkpoints), i.Bytes, int64(i.Withheld)
 			return rec(tx, m)
 		})
 		return m, err

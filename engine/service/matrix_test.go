@@ -43,11 +43,13 @@ type world struct {
 	dir     string
 	rnd     *rand.Rand
 	name    string
+	busy    bool // each work leaves processes, too
 
 	mu      sync.Mutex
 	next    int
 	acked   map[string]bool // nodes that a client has heard of; false: was captured, too
 	pruned  map[string]bool // prunes that were asked for, acknowledged or not
+	evicted map[string]bool // the same, of states alone
 	digests map[string]walked
 	calls   []keyed
 	trees   []string
@@ -72,7 +74,7 @@ func newWorld(t *testing.T) *world {
 	}
 	t.Logf("seed %d", seed)
 	w := &world{t: t, dir: stateDir(t), rnd: rand.New(rand.NewPCG(seed, 0)), name: fmt.Sprintf("%x", seed),
-		acked: map[string]bool{}, pruned: map[string]bool{}, digests: map[string]walked{}}
+		acked: map[string]bool{}, pruned: map[string]bool{}, evicted: map[string]bool{}, digests: map[string]walked{}}
 	t.Cleanup(func() {
 		if w.running != nil && t.Failed() {
 			t.Logf("daemon's log:\n%s", w.running.log)
@@ -130,6 +132,11 @@ func (w *world) turn(d *daemon, sandbox string, quiet bool, ack boxwoodv1.Ack) (
 	if quiet {
 		shell = "true " + key
 	}
+	return w.act(d, sandbox, shell, ack)
+}
+
+func (w *world) act(d *daemon, sandbox, shell string, ack boxwoodv1.Ack) (*boxwoodv1.Node, bool) {
+	key := w.key()
 	req := &boxwoodv1.RunTurnRequest{SandboxId: sandbox, Ack: ack, IdempotencyKey: key, Command: &boxwoodv1.Command{Shell: []byte(shell)},
 		Node: &boxwoodv1.NodeInput{Payload: []byte(key)}}
 	r, ok := call(w, d, "turn", func(d *daemon) (*boxwoodv1.TurnResult, error) { return d.tryRun(w.t, req) })
@@ -186,10 +193,43 @@ func (w *world) work(d *daemon) {
 		w.branch(d, first.GetId())
 	}
 	w.images(d)
+	if ok && w.busy {
+		w.processes(d, first.GetId())
+	}
 	if ok {
 		w.travel(d, first.GetId())
 	}
 	w.turn(d, sb, false, boxwoodv1.Ack_ACK_RECORDED)
+}
+
+// processes leaves a shell and a server in a child of a node, in three captures, and gives the
+// last one up again.
+func (w *world) processes(d *daemon, from string) {
+	children := w.fork(d, from, 1)
+	if len(children) == 0 {
+		return
+	}
+	open := &boxwoodv1.OpenSessionRequest{SandboxId: children[0], Name: "main", IdempotencyKey: w.key()}
+	r, ok := call(w, d, "session", func(d *daemon) (*boxwoodv1.OpenSessionResponse, error) { return d.client.OpenSession(ctx(w.t), open) })
+	if !ok {
+		return
+	}
+	w.heard(r.GetResult().GetNode())
+	if testenv.CRIUPath() != "" {
+		for range 2 {
+			w.act(d, children[0], "sleep 1000 >/dev/null 2>&1 & echo "+w.key()+" >> /root/log", boxwoodv1.Ack_ACK_CAPTURED)
+		}
+	}
+	last, ok := w.act(d, children[0], "echo "+w.key()+" >> /root/log", boxwoodv1.Ack_ACK_CAPTURED)
+	release := &boxwoodv1.ReleaseRequest{SandboxIds: children, IdempotencyKey: w.key()}
+	if _, released := call(w, d, "release", func(d *daemon) (*boxwoodv1.ReleaseResponse, error) { return d.client.Release(ctx(w.t), release) }); !released || !ok {
+		return
+	}
+	w.mu.Lock()
+	w.evicted[last.GetId()] = true
+	w.mu.Unlock()
+	prune := &boxwoodv1.PruneRequest{NodeId: last.GetId(), IdempotencyKey: w.key(), StatesOnly: true}
+	call(w, d, "prune of states", func(d *daemon) (*boxwoodv1.PruneResponse, error) { return d.client.Prune(ctx(w.t), prune) })
 }
 
 // travel makes another tree of an archive of a part of one.
@@ -205,7 +245,7 @@ func (w *world) travel(d *daemon, top string) {
 	if !errors.Is(err, io.EOF) {
 		return
 	}
-	start := &boxwoodv1.ImportTreeStart{NewIds: true, IdempotencyKey: w.key()}
+	start := &boxwoodv1.ImportTreeStart{NewIds: true, Dumps: trust, IdempotencyKey: w.key()}
 	r, ok := call(w, d, "import", func(d *daemon) (*boxwoodv1.ImportTreeResponse, error) { return d.imports(w.t, archive, start) })
 	if ok {
 		w.mu.Lock()
@@ -284,6 +324,7 @@ func (w *world) holds(d *daemon, everything bool) {
 			delete(w.acked, id)
 		case n == nil:
 			w.t.Fatalf("node %s was acknowledged and is gone", id)
+		case w.evicted[id] && strings.HasPrefix(n.GetWithheldReason(), "evicted"):
 		case n.GetCapture() == boxwoodv1.CaptureStatus_CAPTURE_STATUS_WITHHELD && captured:
 			w.t.Fatalf("node %s was captured and is withheld now: %s", id, n.GetWithheldReason())
 		case n.GetCapture() == boxwoodv1.CaptureStatus_CAPTURE_STATUS_WITHHELD && !strings.HasPrefix(n.GetWithheldReason(), "capture lost") &&
@@ -312,7 +353,7 @@ func (w *world) waitDecided(d *daemon, nodes map[string]*boxwoodv1.Node) {
 func content(nodes map[string]*boxwoodv1.Node, id string) string {
 	out := ""
 	for n := nodes[id]; n != nil; n = nodes[n.GetParentId()] {
-		if line, ok := strings.CutPrefix(strings.TrimSuffix(string(n.GetAction().GetText()), " >> /root/log"), "echo "); ok {
+		if _, line, ok := strings.Cut(strings.TrimSuffix(string(n.GetAction().GetText()), " >> /root/log"), "echo "); ok {
 			out = line + "\n" + out
 		}
 	}
@@ -416,6 +457,8 @@ func identity(m proto.Message) string {
 		return r.GetTree().GetId() + r.GetSandbox().GetId()
 	case *boxwoodv1.TurnResult:
 		return r.GetNode().GetId()
+	case *boxwoodv1.OpenSessionResponse:
+		return fmt.Sprint(r.GetSession().GetPid(), r.GetResult().GetNode().GetId())
 	case *boxwoodv1.ForkResults:
 		var all []string
 		for _, c := range r.GetResults() {
@@ -483,6 +526,16 @@ func TestCrashMatrix(t *testing.T) {
 	w.end()
 }
 
+// ofProcesses are steps that only come where processes are saved, carried or given up.
+func ofProcesses(step string) bool {
+	for _, of := range []string{"shells", "dump", "state", "export state", "import"} {
+		if strings.HasPrefix(step, of) {
+			return true
+		}
+	}
+	return false
+}
+
 // on goes on in another test.
 func (w *world) on(t *testing.T) { w.t, w.running.t = t, t }
 
@@ -490,6 +543,9 @@ func (w *world) on(t *testing.T) { w.t, w.running.t = t, t }
 func (w *world) breakAt(step string, how failpoint.How) {
 	w.t.Helper()
 	d := w.running
+	if w.busy = *crashFull || ofProcesses(step); strings.HasPrefix(step, "dump") && testenv.CRIUPath() == "" {
+		w.t.Skip("nothing is dumped without CRIU")
+	}
 	line := fmt.Sprintf("%s 1 %s", how, step)
 	if atStart(step) {
 		w.work(d)
@@ -512,7 +568,7 @@ func (w *world) breakAt(step string, how failpoint.How) {
 		}
 		if answer, alive := d.tell("?"); alive && answer == "true" && !strings.HasPrefix(step, "log") {
 			w.holds(d, false) // it goes on without the step
-			if how == failpoint.Panic || step == "box killed" || step == "image removed" || step == "condemned removed" {
+			if how == failpoint.Panic || step == "box killed" || step == "image removed" || step == "condemned removed" || step == "state removed" {
 				// What a defect leaves half made waits for the next start, as does a removal
 				// that couldn't be finished.
 				d.stop()
@@ -559,6 +615,7 @@ func (w *world) start() {
 func TestKilledUnderLoad(t *testing.T) {
 	testenv.Require(t, testenv.Root, testenv.BPF, testenv.Btrfs)
 	w := newWorld(t)
+	w.busy = true
 	until := time.Now().Add(*crashFor)
 	rounds := 0
 	for ; time.Now().Before(until) || rounds < 2; rounds++ {

@@ -20,13 +20,14 @@ import (
 var Steps = []string{
 	"tree planted",
 	"turn begun", "turn ran", "turn judged", "turn recorded",
+	"shells kept", "dump saved", "dump sealed", "dump copied",
 	"capture begun", "capture flushed", "capture frozen", "snapshot made", "snapshot sealed", "snapshot finished", "capture recorded",
 	"fork recorded", "fork cloned", "fork started", "birth written", "fork enlisted",
 	"rollback made", "rollback recorded",
 	"sandbox leaving", "sandbox dropped", "box killed",
-	"prune recorded", "condemned removed", "prune finished",
+	"prune recorded", "condemned removed", "state removed", "prune finished", "states evicted",
 	"layer filled", "layer sealed", "image unpacked", "image recorded", "image removed",
-	"export checkpoint", "import snapshot", "import read",
+	"export state", "export checkpoint", "import snapshot", "import state", "import read",
 	"log appending", "log appended", "log made", "table begun", "table made",
 	"restart adopted", "restart swept", "restart pool", "restart recorded",
 }

@@ -592,6 +592,60 @@ func (BackupRequest_Rule) EnumDescriptor() ([]byte, []int) {
 	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{87, 0}
 }
 
+// What becomes of the dumps in the archive. Restoring one sets kernel objects up as the archive
+// says, with the daemon's rights: whoever wrote it is trusted like the daemon. Shells are
+// text, read inside a sandbox.
+type ImportTreeStart_Dumps int32
+
+const (
+	// An archive that has any is refused.
+	ImportTreeStart_DUMPS_UNSPECIFIED ImportTreeStart_Dumps = 0
+	ImportTreeStart_DUMPS_TRUST       ImportTreeStart_Dumps = 1
+	// Their nodes are withheld.
+	ImportTreeStart_DUMPS_LEAVE ImportTreeStart_Dumps = 2
+)
+
+// Enum value maps for ImportTreeStart_Dumps.
+var (
+	ImportTreeStart_Dumps_name = map[int32]string{
+		0: "DUMPS_UNSPECIFIED",
+		1: "DUMPS_TRUST",
+		2: "DUMPS_LEAVE",
+	}
+	ImportTreeStart_Dumps_value = map[string]int32{
+		"DUMPS_UNSPECIFIED": 0,
+		"DUMPS_TRUST":       1,
+		"DUMPS_LEAVE":       2,
+	}
+)
+
+func (x ImportTreeStart_Dumps) Enum() *ImportTreeStart_Dumps {
+	p := new(ImportTreeStart_Dumps)
+	*p = x
+	return p
+}
+
+func (x ImportTreeStart_Dumps) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ImportTreeStart_Dumps) Descriptor() protoreflect.EnumDescriptor {
+	return file_boxwood_v1_boxwood_proto_enumTypes[10].Descriptor()
+}
+
+func (ImportTreeStart_Dumps) Type() protoreflect.EnumType {
+	return &file_boxwood_v1_boxwood_proto_enumTypes[10]
+}
+
+func (x ImportTreeStart_Dumps) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ImportTreeStart_Dumps.Descriptor instead.
+func (ImportTreeStart_Dumps) EnumDescriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{100, 0}
+}
+
 // Error is the detail of every failed call.
 type Error struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -7276,9 +7330,12 @@ type ExportTreeRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	TreeId string                 `protobuf:"bytes,1,opt,name=tree_id,json=treeId,proto3" json:"tree_id,omitempty"`
 	// Only this node and what lies below it; it becomes a root.
-	NodeId        string `protobuf:"bytes,2,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	NodeId string `protobuf:"bytes,2,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	// Leave out what was saved of processes, shells and dumps: both hold their memory, with every
+	// secret in it. Nodes that have any arrive withheld.
+	WithoutProcesses bool `protobuf:"varint,3,opt,name=without_processes,json=withoutProcesses,proto3" json:"without_processes,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *ExportTreeRequest) Reset() {
@@ -7323,6 +7380,13 @@ func (x *ExportTreeRequest) GetNodeId() string {
 		return x.NodeId
 	}
 	return ""
+}
+
+func (x *ExportTreeRequest) GetWithoutProcesses() bool {
+	if x != nil {
+		return x.WithoutProcesses
+	}
+	return false
 }
 
 type ExportTreeChunk struct {
@@ -7454,8 +7518,9 @@ func (*ImportTreeRequest_Chunk) isImportTreeRequest_Part() {}
 type ImportTreeStart struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Give tree, nodes and checkpoints ids of their own, so that a tree can be had twice.
-	NewIds         bool   `protobuf:"varint,1,opt,name=new_ids,json=newIds,proto3" json:"new_ids,omitempty"`
-	IdempotencyKey string `protobuf:"bytes,2,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
+	NewIds         bool                  `protobuf:"varint,1,opt,name=new_ids,json=newIds,proto3" json:"new_ids,omitempty"`
+	IdempotencyKey string                `protobuf:"bytes,2,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
+	Dumps          ImportTreeStart_Dumps `protobuf:"varint,3,opt,name=dumps,proto3,enum=boxwood.v1.ImportTreeStart_Dumps" json:"dumps,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -7504,13 +7569,22 @@ func (x *ImportTreeStart) GetIdempotencyKey() string {
 	return ""
 }
 
+func (x *ImportTreeStart) GetDumps() ImportTreeStart_Dumps {
+	if x != nil {
+		return x.Dumps
+	}
+	return ImportTreeStart_DUMPS_UNSPECIFIED
+}
+
 type ImportTreeResponse struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Tree        *Tree                  `protobuf:"bytes,1,opt,name=tree,proto3" json:"tree,omitempty"`
 	Nodes       int64                  `protobuf:"varint,2,opt,name=nodes,proto3" json:"nodes,omitempty"`
 	Checkpoints int64                  `protobuf:"varint,3,opt,name=checkpoints,proto3" json:"checkpoints,omitempty"`
 	// Bytes of file content that were written; what is shared counts once.
-	Bytes         int64 `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Bytes int64 `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// Nodes that could be forked where they come from and can't be here.
+	Withheld      int64 `protobuf:"varint,5,opt,name=withheld,proto3" json:"withheld,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7573,6 +7647,13 @@ func (x *ImportTreeResponse) GetBytes() int64 {
 	return 0
 }
 
+func (x *ImportTreeResponse) GetWithheld() int64 {
+	if x != nil {
+		return x.Withheld
+	}
+	return 0
+}
+
 type ArchiveHeader struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Raised when older programs would misread it.
@@ -7585,8 +7666,10 @@ type ArchiveHeader struct {
 	Nodes       int64     `protobuf:"varint,7,opt,name=nodes,proto3" json:"nodes,omitempty"`
 	Checkpoints int64     `protobuf:"varint,8,opt,name=checkpoints,proto3" json:"checkpoints,omitempty"`
 	// Of all files of all checkpoints, as if nothing were shared.
-	ContentBytes  int64             `protobuf:"varint,9,opt,name=content_bytes,json=contentBytes,proto3" json:"content_bytes,omitempty"`
-	Processes     []*ArchiveProcess `protobuf:"bytes,10,rep,name=processes,proto3" json:"processes,omitempty"`
+	ContentBytes int64             `protobuf:"varint,9,opt,name=content_bytes,json=contentBytes,proto3" json:"content_bytes,omitempty"`
+	Processes    []*ArchiveProcess `protobuf:"bytes,10,rep,name=processes,proto3" json:"processes,omitempty"`
+	// The instructions of the processor that the dumps ran on, as package processor says them.
+	Processor     string `protobuf:"bytes,11,opt,name=processor,proto3" json:"processor,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7691,6 +7774,13 @@ func (x *ArchiveHeader) GetProcesses() []*ArchiveProcess {
 	return nil
 }
 
+func (x *ArchiveHeader) GetProcessor() string {
+	if x != nil {
+		return x.Processor
+	}
+	return ""
+}
+
 type ArchiveProcess struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Id     string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -7698,9 +7788,11 @@ type ArchiveProcess struct {
 	Digest string                 `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"`
 	Bytes  int64                  `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	// What it was made under, as in the record.
-	Kernel        string `protobuf:"bytes,5,opt,name=kernel,proto3" json:"kernel,omitempty"`
-	Program       string `protobuf:"bytes,6,opt,name=program,proto3" json:"program,omitempty"`
-	CreatedAt     int64  `protobuf:"varint,7,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	Kernel    string `protobuf:"bytes,5,opt,name=kernel,proto3" json:"kernel,omitempty"`
+	Program   string `protobuf:"bytes,6,opt,name=program,proto3" json:"program,omitempty"`
+	CreatedAt int64  `protobuf:"varint,7,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	// Digest of the program that pid 1 of a dump runs.
+	Init          string `protobuf:"bytes,8,opt,name=init,proto3" json:"init,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7782,6 +7874,13 @@ func (x *ArchiveProcess) GetCreatedAt() int64 {
 		return x.CreatedAt
 	}
 	return 0
+}
+
+func (x *ArchiveProcess) GetInit() string {
+	if x != nil {
+		return x.Init
+	}
+	return ""
 }
 
 type ArchiveNode struct {
@@ -9371,24 +9470,31 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\vPinResponse\")\n" +
 	"\fUnpinRequest\x12\x19\n" +
 	"\bnode_ids\x18\x01 \x03(\tR\anodeIds\"\x0f\n" +
-	"\rUnpinResponse\"E\n" +
+	"\rUnpinResponse\"r\n" +
 	"\x11ExportTreeRequest\x12\x17\n" +
 	"\atree_id\x18\x01 \x01(\tR\x06treeId\x12\x17\n" +
-	"\anode_id\x18\x02 \x01(\tR\x06nodeId\"%\n" +
+	"\anode_id\x18\x02 \x01(\tR\x06nodeId\x12+\n" +
+	"\x11without_processes\x18\x03 \x01(\bR\x10withoutProcesses\"%\n" +
 	"\x0fExportTreeChunk\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\"h\n" +
 	"\x11ImportTreeRequest\x123\n" +
 	"\x05start\x18\x01 \x01(\v2\x1b.boxwood.v1.ImportTreeStartH\x00R\x05start\x12\x16\n" +
 	"\x05chunk\x18\x02 \x01(\fH\x00R\x05chunkB\x06\n" +
-	"\x04part\"S\n" +
+	"\x04part\"\xce\x01\n" +
 	"\x0fImportTreeStart\x12\x17\n" +
 	"\anew_ids\x18\x01 \x01(\bR\x06newIds\x12'\n" +
-	"\x0fidempotency_key\x18\x02 \x01(\tR\x0eidempotencyKey\"\x88\x01\n" +
+	"\x0fidempotency_key\x18\x02 \x01(\tR\x0eidempotencyKey\x127\n" +
+	"\x05dumps\x18\x03 \x01(\x0e2!.boxwood.v1.ImportTreeStart.DumpsR\x05dumps\"@\n" +
+	"\x05Dumps\x12\x15\n" +
+	"\x11DUMPS_UNSPECIFIED\x10\x00\x12\x0f\n" +
+	"\vDUMPS_TRUST\x10\x01\x12\x0f\n" +
+	"\vDUMPS_LEAVE\x10\x02\"\xa4\x01\n" +
 	"\x12ImportTreeResponse\x12$\n" +
 	"\x04tree\x18\x01 \x01(\v2\x10.boxwood.v1.TreeR\x04tree\x12\x14\n" +
 	"\x05nodes\x18\x02 \x01(\x03R\x05nodes\x12 \n" +
 	"\vcheckpoints\x18\x03 \x01(\x03R\vcheckpoints\x12\x14\n" +
-	"\x05bytes\x18\x04 \x01(\x03R\x05bytes\"\xe0\x02\n" +
+	"\x05bytes\x18\x04 \x01(\x03R\x05bytes\x12\x1a\n" +
+	"\bwithheld\x18\x05 \x01(\x03R\bwithheld\"\xfe\x02\n" +
 	"\rArchiveHeader\x12\x16\n" +
 	"\x06format\x18\x01 \x01(\x05R\x06format\x12\x18\n" +
 	"\aboxwood\x18\x02 \x01(\tR\aboxwood\x12\x16\n" +
@@ -9400,7 +9506,8 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\vcheckpoints\x18\b \x01(\x03R\vcheckpoints\x12#\n" +
 	"\rcontent_bytes\x18\t \x01(\x03R\fcontentBytes\x128\n" +
 	"\tprocesses\x18\n" +
-	" \x03(\v2\x1a.boxwood.v1.ArchiveProcessR\tprocesses\"\xcc\x01\n" +
+	" \x03(\v2\x1a.boxwood.v1.ArchiveProcessR\tprocesses\x12\x1c\n" +
+	"\tprocessor\x18\v \x01(\tR\tprocessor\"\xe0\x01\n" +
 	"\x0eArchiveProcess\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12+\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x17.boxwood.v1.ProcessKindR\x04kind\x12\x16\n" +
@@ -9409,7 +9516,8 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x06kernel\x18\x05 \x01(\tR\x06kernel\x12\x18\n" +
 	"\aprogram\x18\x06 \x01(\tR\aprogram\x12\x1d\n" +
 	"\n" +
-	"created_at\x18\a \x01(\x03R\tcreatedAt\"b\n" +
+	"created_at\x18\a \x01(\x03R\tcreatedAt\x12\x12\n" +
+	"\x04init\x18\b \x01(\tR\x04init\"b\n" +
 	"\vArchiveNode\x12$\n" +
 	"\x04node\x18\x01 \x01(\v2\x10.boxwood.v1.NodeR\x04node\x12-\n" +
 	"\atimings\x18\x02 \x01(\v2\x13.boxwood.v1.TimingsR\atimings\"\xfc\x01\n" +
@@ -9567,7 +9675,7 @@ func file_boxwood_v1_boxwood_proto_rawDescGZIP() []byte {
 	return file_boxwood_v1_boxwood_proto_rawDescData
 }
 
-var file_boxwood_v1_boxwood_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
+var file_boxwood_v1_boxwood_proto_enumTypes = make([]protoimpl.EnumInfo, 11)
 var file_boxwood_v1_boxwood_proto_msgTypes = make([]protoimpl.MessageInfo, 135)
 var file_boxwood_v1_boxwood_proto_goTypes = []any{
 	(Verdict)(0),                   // 0: boxwood.v1.Verdict
@@ -9580,328 +9688,330 @@ var file_boxwood_v1_boxwood_proto_goTypes = []any{
 	(Effect_Kind)(0),               // 7: boxwood.v1.Effect.Kind
 	(Capability_State)(0),          // 8: boxwood.v1.Capability.State
 	(BackupRequest_Rule)(0),        // 9: boxwood.v1.BackupRequest.Rule
-	(*Error)(nil),                  // 10: boxwood.v1.Error
-	(*Effect)(nil),                 // 11: boxwood.v1.Effect
-	(*Observation)(nil),            // 12: boxwood.v1.Observation
-	(*Action)(nil),                 // 13: boxwood.v1.Action
-	(*Node)(nil),                   // 14: boxwood.v1.Node
-	(*Limits)(nil),                 // 15: boxwood.v1.Limits
-	(*Sandbox)(nil),                // 16: boxwood.v1.Sandbox
-	(*Tree)(nil),                   // 17: boxwood.v1.Tree
-	(*Image)(nil),                  // 18: boxwood.v1.Image
-	(*GetInfoRequest)(nil),         // 19: boxwood.v1.GetInfoRequest
-	(*Capability)(nil),             // 20: boxwood.v1.Capability
-	(*GetInfoResponse)(nil),        // 21: boxwood.v1.GetInfoResponse
-	(*ImportImageRequest)(nil),     // 22: boxwood.v1.ImportImageRequest
-	(*ImportImageEvent)(nil),       // 23: boxwood.v1.ImportImageEvent
-	(*ListImagesRequest)(nil),      // 24: boxwood.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),     // 25: boxwood.v1.ListImagesResponse
-	(*RemoveImageRequest)(nil),     // 26: boxwood.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),    // 27: boxwood.v1.RemoveImageResponse
-	(*SetupStep)(nil),              // 28: boxwood.v1.SetupStep
-	(*FileToWrite)(nil),            // 29: boxwood.v1.FileToWrite
-	(*Defaults)(nil),               // 30: boxwood.v1.Defaults
-	(*CreateTreeRequest)(nil),      // 31: boxwood.v1.CreateTreeRequest
-	(*CreateTreeResponse)(nil),     // 32: boxwood.v1.CreateTreeResponse
-	(*CloseTreeRequest)(nil),       // 33: boxwood.v1.CloseTreeRequest
-	(*CloseTreeResponse)(nil),      // 34: boxwood.v1.CloseTreeResponse
-	(*OpenTreeRequest)(nil),        // 35: boxwood.v1.OpenTreeRequest
-	(*OpenTreeResponse)(nil),       // 36: boxwood.v1.OpenTreeResponse
-	(*OpenRunRequest)(nil),         // 37: boxwood.v1.OpenRunRequest
-	(*OpenRunResponse)(nil),        // 38: boxwood.v1.OpenRunResponse
-	(*CloseRunRequest)(nil),        // 39: boxwood.v1.CloseRunRequest
-	(*CloseRunResponse)(nil),       // 40: boxwood.v1.CloseRunResponse
-	(*ListTreesRequest)(nil),       // 41: boxwood.v1.ListTreesRequest
-	(*ListTreesResponse)(nil),      // 42: boxwood.v1.ListTreesResponse
-	(*Command)(nil),                // 43: boxwood.v1.Command
-	(*RunTurnRequest)(nil),         // 44: boxwood.v1.RunTurnRequest
-	(*NodeInput)(nil),              // 45: boxwood.v1.NodeInput
-	(*TurnEvent)(nil),              // 46: boxwood.v1.TurnEvent
-	(*CommandResult)(nil),          // 47: boxwood.v1.CommandResult
-	(*Timings)(nil),                // 48: boxwood.v1.Timings
-	(*TurnResult)(nil),             // 49: boxwood.v1.TurnResult
-	(*BeginTurnRequest)(nil),       // 50: boxwood.v1.BeginTurnRequest
-	(*BeginTurnResponse)(nil),      // 51: boxwood.v1.BeginTurnResponse
-	(*ExecRequest)(nil),            // 52: boxwood.v1.ExecRequest
-	(*EndTurnRequest)(nil),         // 53: boxwood.v1.EndTurnRequest
-	(*Session)(nil),                // 54: boxwood.v1.Session
-	(*OpenSessionRequest)(nil),     // 55: boxwood.v1.OpenSessionRequest
-	(*OpenSessionResponse)(nil),    // 56: boxwood.v1.OpenSessionResponse
-	(*CloseSessionRequest)(nil),    // 57: boxwood.v1.CloseSessionRequest
-	(*CloseSessionResponse)(nil),   // 58: boxwood.v1.CloseSessionResponse
-	(*ListSessionsRequest)(nil),    // 59: boxwood.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),   // 60: boxwood.v1.ListSessionsResponse
-	(*InterruptRequest)(nil),       // 61: boxwood.v1.InterruptRequest
-	(*InterruptResponse)(nil),      // 62: boxwood.v1.InterruptResponse
-	(*CancelTurnRequest)(nil),      // 63: boxwood.v1.CancelTurnRequest
-	(*CancelTurnResponse)(nil),     // 64: boxwood.v1.CancelTurnResponse
-	(*ReadFileRequest)(nil),        // 65: boxwood.v1.ReadFileRequest
-	(*ReadFileResponse)(nil),       // 66: boxwood.v1.ReadFileResponse
-	(*WriteFileRequest)(nil),       // 67: boxwood.v1.WriteFileRequest
-	(*WriteFileResponse)(nil),      // 68: boxwood.v1.WriteFileResponse
-	(*UploadRequest)(nil),          // 69: boxwood.v1.UploadRequest
-	(*UploadStart)(nil),            // 70: boxwood.v1.UploadStart
-	(*UploadResponse)(nil),         // 71: boxwood.v1.UploadResponse
-	(*DownloadRequest)(nil),        // 72: boxwood.v1.DownloadRequest
-	(*DownloadResponse)(nil),       // 73: boxwood.v1.DownloadResponse
-	(*ForkRequest)(nil),            // 74: boxwood.v1.ForkRequest
-	(*ForkResult)(nil),             // 75: boxwood.v1.ForkResult
-	(*ForkResults)(nil),            // 76: boxwood.v1.ForkResults
-	(*RollbackRequest)(nil),        // 77: boxwood.v1.RollbackRequest
-	(*RollbackResponse)(nil),       // 78: boxwood.v1.RollbackResponse
-	(*ReleaseRequest)(nil),         // 79: boxwood.v1.ReleaseRequest
-	(*ReleaseResponse)(nil),        // 80: boxwood.v1.ReleaseResponse
-	(*RenewRequest)(nil),           // 81: boxwood.v1.RenewRequest
-	(*RenewResponse)(nil),          // 82: boxwood.v1.RenewResponse
-	(*ListSandboxesRequest)(nil),   // 83: boxwood.v1.ListSandboxesRequest
-	(*ListSandboxesResponse)(nil),  // 84: boxwood.v1.ListSandboxesResponse
-	(*WaitCapturedRequest)(nil),    // 85: boxwood.v1.WaitCapturedRequest
-	(*WaitCapturedResponse)(nil),   // 86: boxwood.v1.WaitCapturedResponse
-	(*EvaluateRequest)(nil),        // 87: boxwood.v1.EvaluateRequest
-	(*Grader)(nil),                 // 88: boxwood.v1.Grader
-	(*EvaluateResponse)(nil),       // 89: boxwood.v1.EvaluateResponse
-	(*GetNodeRequest)(nil),         // 90: boxwood.v1.GetNodeRequest
-	(*ListNodesRequest)(nil),       // 91: boxwood.v1.ListNodesRequest
-	(*WatchTreeRequest)(nil),       // 92: boxwood.v1.WatchTreeRequest
-	(*TreeEvent)(nil),              // 93: boxwood.v1.TreeEvent
-	(*NodeAnnotation)(nil),         // 94: boxwood.v1.NodeAnnotation
-	(*AnnotateRequest)(nil),        // 95: boxwood.v1.AnnotateRequest
-	(*AnnotateResponse)(nil),       // 96: boxwood.v1.AnnotateResponse
-	(*BackupRequest)(nil),          // 97: boxwood.v1.BackupRequest
-	(*BackupResponse)(nil),         // 98: boxwood.v1.BackupResponse
-	(*GetPayloadRequest)(nil),      // 99: boxwood.v1.GetPayloadRequest
-	(*GetPayloadResponse)(nil),     // 100: boxwood.v1.GetPayloadResponse
-	(*PruneRequest)(nil),           // 101: boxwood.v1.PruneRequest
-	(*PruneResponse)(nil),          // 102: boxwood.v1.PruneResponse
-	(*PinRequest)(nil),             // 103: boxwood.v1.PinRequest
-	(*PinResponse)(nil),            // 104: boxwood.v1.PinResponse
-	(*UnpinRequest)(nil),           // 105: boxwood.v1.UnpinRequest
-	(*UnpinResponse)(nil),          // 106: boxwood.v1.UnpinResponse
-	(*ExportTreeRequest)(nil),      // 107: boxwood.v1.ExportTreeRequest
-	(*ExportTreeChunk)(nil),        // 108: boxwood.v1.ExportTreeChunk
-	(*ImportTreeRequest)(nil),      // 109: boxwood.v1.ImportTreeRequest
-	(*ImportTreeStart)(nil),        // 110: boxwood.v1.ImportTreeStart
-	(*ImportTreeResponse)(nil),     // 111: boxwood.v1.ImportTreeResponse
-	(*ArchiveHeader)(nil),          // 112: boxwood.v1.ArchiveHeader
-	(*ArchiveProcess)(nil),         // 113: boxwood.v1.ArchiveProcess
-	(*ArchiveNode)(nil),            // 114: boxwood.v1.ArchiveNode
-	(*ArchiveCheckpoint)(nil),      // 115: boxwood.v1.ArchiveCheckpoint
-	(*ArchiveEntry)(nil),           // 116: boxwood.v1.ArchiveEntry
-	(*ArchiveFile)(nil),            // 117: boxwood.v1.ArchiveFile
-	(*ArchiveData)(nil),            // 118: boxwood.v1.ArchiveData
-	(*ArchiveEnd)(nil),             // 119: boxwood.v1.ArchiveEnd
-	(*ExportStatsRequest)(nil),     // 120: boxwood.v1.ExportStatsRequest
-	(*ExportStatsChunk)(nil),       // 121: boxwood.v1.ExportStatsChunk
-	(*ListTablesRequest)(nil),      // 122: boxwood.v1.ListTablesRequest
-	(*Table)(nil),                  // 123: boxwood.v1.Table
-	(*Column)(nil),                 // 124: boxwood.v1.Column
-	(*ListTablesResponse)(nil),     // 125: boxwood.v1.ListTablesResponse
-	nil,                            // 126: boxwood.v1.Node.RewardsEntry
-	nil,                            // 127: boxwood.v1.Node.LabelsEntry
-	nil,                            // 128: boxwood.v1.Sandbox.LabelsEntry
-	nil,                            // 129: boxwood.v1.Tree.LabelsEntry
-	nil,                            // 130: boxwood.v1.Image.EnvEntry
-	nil,                            // 131: boxwood.v1.Defaults.EnvEntry
-	nil,                            // 132: boxwood.v1.CreateTreeRequest.LabelsEntry
-	nil,                            // 133: boxwood.v1.ListTreesRequest.LabelsEntry
-	nil,                            // 134: boxwood.v1.Command.EnvEntry
-	nil,                            // 135: boxwood.v1.NodeInput.LabelsEntry
-	nil,                            // 136: boxwood.v1.OpenSessionRequest.EnvEntry
-	(*ForkRequest_Want)(nil),       // 137: boxwood.v1.ForkRequest.Want
-	nil,                            // 138: boxwood.v1.ForkRequest.LabelsEntry
-	nil,                            // 139: boxwood.v1.EvaluateResponse.RewardsEntry
-	nil,                            // 140: boxwood.v1.ListNodesRequest.LabelsEntry
-	nil,                            // 141: boxwood.v1.NodeAnnotation.RewardsEntry
-	nil,                            // 142: boxwood.v1.NodeAnnotation.LabelsEntry
-	(*BackupRequest_Item)(nil),     // 143: boxwood.v1.BackupRequest.Item
-	(*ArchiveEntry_Attribute)(nil), // 144: boxwood.v1.ArchiveEntry.Attribute
+	(ImportTreeStart_Dumps)(0),     // 10: boxwood.v1.ImportTreeStart.Dumps
+	(*Error)(nil),                  // 11: boxwood.v1.Error
+	(*Effect)(nil),                 // 12: boxwood.v1.Effect
+	(*Observation)(nil),            // 13: boxwood.v1.Observation
+	(*Action)(nil),                 // 14: boxwood.v1.Action
+	(*Node)(nil),                   // 15: boxwood.v1.Node
+	(*Limits)(nil),                 // 16: boxwood.v1.Limits
+	(*Sandbox)(nil),                // 17: boxwood.v1.Sandbox
+	(*Tree)(nil),                   // 18: boxwood.v1.Tree
+	(*Image)(nil),                  // 19: boxwood.v1.Image
+	(*GetInfoRequest)(nil),         // 20: boxwood.v1.GetInfoRequest
+	(*Capability)(nil),             // 21: boxwood.v1.Capability
+	(*GetInfoResponse)(nil),        // 22: boxwood.v1.GetInfoResponse
+	(*ImportImageRequest)(nil),     // 23: boxwood.v1.ImportImageRequest
+	(*ImportImageEvent)(nil),       // 24: boxwood.v1.ImportImageEvent
+	(*ListImagesRequest)(nil),      // 25: boxwood.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),     // 26: boxwood.v1.ListImagesResponse
+	(*RemoveImageRequest)(nil),     // 27: boxwood.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),    // 28: boxwood.v1.RemoveImageResponse
+	(*SetupStep)(nil),              // 29: boxwood.v1.SetupStep
+	(*FileToWrite)(nil),            // 30: boxwood.v1.FileToWrite
+	(*Defaults)(nil),               // 31: boxwood.v1.Defaults
+	(*CreateTreeRequest)(nil),      // 32: boxwood.v1.CreateTreeRequest
+	(*CreateTreeResponse)(nil),     // 33: boxwood.v1.CreateTreeResponse
+	(*CloseTreeRequest)(nil),       // 34: boxwood.v1.CloseTreeRequest
+	(*CloseTreeResponse)(nil),      // 35: boxwood.v1.CloseTreeResponse
+	(*OpenTreeRequest)(nil),        // 36: boxwood.v1.OpenTreeRequest
+	(*OpenTreeResponse)(nil),       // 37: boxwood.v1.OpenTreeResponse
+	(*OpenRunRequest)(nil),         // 38: boxwood.v1.OpenRunRequest
+	(*OpenRunResponse)(nil),        // 39: boxwood.v1.OpenRunResponse
+	(*CloseRunRequest)(nil),        // 40: boxwood.v1.CloseRunRequest
+	(*CloseRunResponse)(nil),       // 41: boxwood.v1.CloseRunResponse
+	(*ListTreesRequest)(nil),       // 42: boxwood.v1.ListTreesRequest
+	(*ListTreesResponse)(nil),      // 43: boxwood.v1.ListTreesResponse
+	(*Command)(nil),                // 44: boxwood.v1.Command
+	(*RunTurnRequest)(nil),         // 45: boxwood.v1.RunTurnRequest
+	(*NodeInput)(nil),              // 46: boxwood.v1.NodeInput
+	(*TurnEvent)(nil),              // 47: boxwood.v1.TurnEvent
+	(*CommandResult)(nil),          // 48: boxwood.v1.CommandResult
+	(*Timings)(nil),                // 49: boxwood.v1.Timings
+	(*TurnResult)(nil),             // 50: boxwood.v1.TurnResult
+	(*BeginTurnRequest)(nil),       // 51: boxwood.v1.BeginTurnRequest
+	(*BeginTurnResponse)(nil),      // 52: boxwood.v1.BeginTurnResponse
+	(*ExecRequest)(nil),            // 53: boxwood.v1.ExecRequest
+	(*EndTurnRequest)(nil),         // 54: boxwood.v1.EndTurnRequest
+	(*Session)(nil),                // 55: boxwood.v1.Session
+	(*OpenSessionRequest)(nil),     // 56: boxwood.v1.OpenSessionRequest
+	(*OpenSessionResponse)(nil),    // 57: boxwood.v1.OpenSessionResponse
+	(*CloseSessionRequest)(nil),    // 58: boxwood.v1.CloseSessionRequest
+	(*CloseSessionResponse)(nil),   // 59: boxwood.v1.CloseSessionResponse
+	(*ListSessionsRequest)(nil),    // 60: boxwood.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),   // 61: boxwood.v1.ListSessionsResponse
+	(*InterruptRequest)(nil),       // 62: boxwood.v1.InterruptRequest
+	(*InterruptResponse)(nil),      // 63: boxwood.v1.InterruptResponse
+	(*CancelTurnRequest)(nil),      // 64: boxwood.v1.CancelTurnRequest
+	(*CancelTurnResponse)(nil),     // 65: boxwood.v1.CancelTurnResponse
+	(*ReadFileRequest)(nil),        // 66: boxwood.v1.ReadFileRequest
+	(*ReadFileResponse)(nil),       // 67: boxwood.v1.ReadFileResponse
+	(*WriteFileRequest)(nil),       // 68: boxwood.v1.WriteFileRequest
+	(*WriteFileResponse)(nil),      // 69: boxwood.v1.WriteFileResponse
+	(*UploadRequest)(nil),          // 70: boxwood.v1.UploadRequest
+	(*UploadStart)(nil),            // 71: boxwood.v1.UploadStart
+	(*UploadResponse)(nil),         // 72: boxwood.v1.UploadResponse
+	(*DownloadRequest)(nil),        // 73: boxwood.v1.DownloadRequest
+	(*DownloadResponse)(nil),       // 74: boxwood.v1.DownloadResponse
+	(*ForkRequest)(nil),            // 75: boxwood.v1.ForkRequest
+	(*ForkResult)(nil),             // 76: boxwood.v1.ForkResult
+	(*ForkResults)(nil),            // 77: boxwood.v1.ForkResults
+	(*RollbackRequest)(nil),        // 78: boxwood.v1.RollbackRequest
+	(*RollbackResponse)(nil),       // 79: boxwood.v1.RollbackResponse
+	(*ReleaseRequest)(nil),         // 80: boxwood.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),        // 81: boxwood.v1.ReleaseResponse
+	(*RenewRequest)(nil),           // 82: boxwood.v1.RenewRequest
+	(*RenewResponse)(nil),          // 83: boxwood.v1.RenewResponse
+	(*ListSandboxesRequest)(nil),   // 84: boxwood.v1.ListSandboxesRequest
+	(*ListSandboxesResponse)(nil),  // 85: boxwood.v1.ListSandboxesResponse
+	(*WaitCapturedRequest)(nil),    // 86: boxwood.v1.WaitCapturedRequest
+	(*WaitCapturedResponse)(nil),   // 87: boxwood.v1.WaitCapturedResponse
+	(*EvaluateRequest)(nil),        // 88: boxwood.v1.EvaluateRequest
+	(*Grader)(nil),                 // 89: boxwood.v1.Grader
+	(*EvaluateResponse)(nil),       // 90: boxwood.v1.EvaluateResponse
+	(*GetNodeRequest)(nil),         // 91: boxwood.v1.GetNodeRequest
+	(*ListNodesRequest)(nil),       // 92: boxwood.v1.ListNodesRequest
+	(*WatchTreeRequest)(nil),       // 93: boxwood.v1.WatchTreeRequest
+	(*TreeEvent)(nil),              // 94: boxwood.v1.TreeEvent
+	(*NodeAnnotation)(nil),         // 95: boxwood.v1.NodeAnnotation
+	(*AnnotateRequest)(nil),        // 96: boxwood.v1.AnnotateRequest
+	(*AnnotateResponse)(nil),       // 97: boxwood.v1.AnnotateResponse
+	(*BackupRequest)(nil),          // 98: boxwood.v1.BackupRequest
+	(*BackupResponse)(nil),         // 99: boxwood.v1.BackupResponse
+	(*GetPayloadRequest)(nil),      // 100: boxwood.v1.GetPayloadRequest
+	(*GetPayloadResponse)(nil),     // 101: boxwood.v1.GetPayloadResponse
+	(*PruneRequest)(nil),           // 102: boxwood.v1.PruneRequest
+	(*PruneResponse)(nil),          // 103: boxwood.v1.PruneResponse
+	(*PinRequest)(nil),             // 104: boxwood.v1.PinRequest
+	(*PinResponse)(nil),            // 105: boxwood.v1.PinResponse
+	(*UnpinRequest)(nil),           // 106: boxwood.v1.UnpinRequest
+	(*UnpinResponse)(nil),          // 107: boxwood.v1.UnpinResponse
+	(*ExportTreeRequest)(nil),      // 108: boxwood.v1.ExportTreeRequest
+	(*ExportTreeChunk)(nil),        // 109: boxwood.v1.ExportTreeChunk
+	(*ImportTreeRequest)(nil),      // 110: boxwood.v1.ImportTreeRequest
+	(*ImportTreeStart)(nil),        // 111: boxwood.v1.ImportTreeStart
+	(*ImportTreeResponse)(nil),     // 112: boxwood.v1.ImportTreeResponse
+	(*ArchiveHeader)(nil),          // 113: boxwood.v1.ArchiveHeader
+	(*ArchiveProcess)(nil),         // 114: boxwood.v1.ArchiveProcess
+	(*ArchiveNode)(nil),            // 115: boxwood.v1.ArchiveNode
+	(*ArchiveCheckpoint)(nil),      // 116: boxwood.v1.ArchiveCheckpoint
+	(*ArchiveEntry)(nil),           // 117: boxwood.v1.ArchiveEntry
+	(*ArchiveFile)(nil),            // 118: boxwood.v1.ArchiveFile
+	(*ArchiveData)(nil),            // 119: boxwood.v1.ArchiveData
+	(*ArchiveEnd)(nil),             // 120: boxwood.v1.ArchiveEnd
+	(*ExportStatsRequest)(nil),     // 121: boxwood.v1.ExportStatsRequest
+	(*ExportStatsChunk)(nil),       // 122: boxwood.v1.ExportStatsChunk
+	(*ListTablesRequest)(nil),      // 123: boxwood.v1.ListTablesRequest
+	(*Table)(nil),                  // 124: boxwood.v1.Table
+	(*Column)(nil),                 // 125: boxwood.v1.Column
+	(*ListTablesResponse)(nil),     // 126: boxwood.v1.ListTablesResponse
+	nil,                            // 127: boxwood.v1.Node.RewardsEntry
+	nil,                            // 128: boxwood.v1.Node.LabelsEntry
+	nil,                            // 129: boxwood.v1.Sandbox.LabelsEntry
+	nil,                            // 130: boxwood.v1.Tree.LabelsEntry
+	nil,                            // 131: boxwood.v1.Image.EnvEntry
+	nil,                            // 132: boxwood.v1.Defaults.EnvEntry
+	nil,                            // 133: boxwood.v1.CreateTreeRequest.LabelsEntry
+	nil,                            // 134: boxwood.v1.ListTreesRequest.LabelsEntry
+	nil,                            // 135: boxwood.v1.Command.EnvEntry
+	nil,                            // 136: boxwood.v1.NodeInput.LabelsEntry
+	nil,                            // 137: boxwood.v1.OpenSessionRequest.EnvEntry
+	(*ForkRequest_Want)(nil),       // 138: boxwood.v1.ForkRequest.Want
+	nil,                            // 139: boxwood.v1.ForkRequest.LabelsEntry
+	nil,                            // 140: boxwood.v1.EvaluateResponse.RewardsEntry
+	nil,                            // 141: boxwood.v1.ListNodesRequest.LabelsEntry
+	nil,                            // 142: boxwood.v1.NodeAnnotation.RewardsEntry
+	nil,                            // 143: boxwood.v1.NodeAnnotation.LabelsEntry
+	(*BackupRequest_Item)(nil),     // 144: boxwood.v1.BackupRequest.Item
+	(*ArchiveEntry_Attribute)(nil), // 145: boxwood.v1.ArchiveEntry.Attribute
 }
 var file_boxwood_v1_boxwood_proto_depIdxs = []int32{
 	6,   // 0: boxwood.v1.Error.origin:type_name -> boxwood.v1.Error.Origin
 	7,   // 1: boxwood.v1.Effect.kind:type_name -> boxwood.v1.Effect.Kind
-	13,  // 2: boxwood.v1.Node.action:type_name -> boxwood.v1.Action
-	12,  // 3: boxwood.v1.Node.observation:type_name -> boxwood.v1.Observation
+	14,  // 2: boxwood.v1.Node.action:type_name -> boxwood.v1.Action
+	13,  // 3: boxwood.v1.Node.observation:type_name -> boxwood.v1.Observation
 	3,   // 4: boxwood.v1.Node.turn_status:type_name -> boxwood.v1.TurnStatus
 	0,   // 5: boxwood.v1.Node.verdict:type_name -> boxwood.v1.Verdict
-	11,  // 6: boxwood.v1.Node.effects:type_name -> boxwood.v1.Effect
+	12,  // 6: boxwood.v1.Node.effects:type_name -> boxwood.v1.Effect
 	2,   // 7: boxwood.v1.Node.process_kind:type_name -> boxwood.v1.ProcessKind
 	1,   // 8: boxwood.v1.Node.capture:type_name -> boxwood.v1.CaptureStatus
-	126, // 9: boxwood.v1.Node.rewards:type_name -> boxwood.v1.Node.RewardsEntry
-	127, // 10: boxwood.v1.Node.labels:type_name -> boxwood.v1.Node.LabelsEntry
-	128, // 11: boxwood.v1.Sandbox.labels:type_name -> boxwood.v1.Sandbox.LabelsEntry
-	129, // 12: boxwood.v1.Tree.labels:type_name -> boxwood.v1.Tree.LabelsEntry
-	130, // 13: boxwood.v1.Image.env:type_name -> boxwood.v1.Image.EnvEntry
+	127, // 9: boxwood.v1.Node.rewards:type_name -> boxwood.v1.Node.RewardsEntry
+	128, // 10: boxwood.v1.Node.labels:type_name -> boxwood.v1.Node.LabelsEntry
+	129, // 11: boxwood.v1.Sandbox.labels:type_name -> boxwood.v1.Sandbox.LabelsEntry
+	130, // 12: boxwood.v1.Tree.labels:type_name -> boxwood.v1.Tree.LabelsEntry
+	131, // 13: boxwood.v1.Image.env:type_name -> boxwood.v1.Image.EnvEntry
 	8,   // 14: boxwood.v1.Capability.state:type_name -> boxwood.v1.Capability.State
-	20,  // 15: boxwood.v1.GetInfoResponse.capabilities:type_name -> boxwood.v1.Capability
-	15,  // 16: boxwood.v1.GetInfoResponse.default_limits:type_name -> boxwood.v1.Limits
-	18,  // 17: boxwood.v1.ImportImageEvent.image:type_name -> boxwood.v1.Image
-	18,  // 18: boxwood.v1.ListImagesResponse.images:type_name -> boxwood.v1.Image
-	29,  // 19: boxwood.v1.SetupStep.file:type_name -> boxwood.v1.FileToWrite
-	131, // 20: boxwood.v1.Defaults.env:type_name -> boxwood.v1.Defaults.EnvEntry
-	15,  // 21: boxwood.v1.Defaults.limits:type_name -> boxwood.v1.Limits
-	28,  // 22: boxwood.v1.CreateTreeRequest.setup:type_name -> boxwood.v1.SetupStep
-	30,  // 23: boxwood.v1.CreateTreeRequest.defaults:type_name -> boxwood.v1.Defaults
-	132, // 24: boxwood.v1.CreateTreeRequest.labels:type_name -> boxwood.v1.CreateTreeRequest.LabelsEntry
-	17,  // 25: boxwood.v1.CreateTreeResponse.tree:type_name -> boxwood.v1.Tree
-	14,  // 26: boxwood.v1.CreateTreeResponse.root:type_name -> boxwood.v1.Node
-	16,  // 27: boxwood.v1.CreateTreeResponse.sandbox:type_name -> boxwood.v1.Sandbox
-	17,  // 28: boxwood.v1.OpenTreeResponse.tree:type_name -> boxwood.v1.Tree
-	16,  // 29: boxwood.v1.OpenRunResponse.adopted:type_name -> boxwood.v1.Sandbox
-	133, // 30: boxwood.v1.ListTreesRequest.labels:type_name -> boxwood.v1.ListTreesRequest.LabelsEntry
-	17,  // 31: boxwood.v1.ListTreesResponse.trees:type_name -> boxwood.v1.Tree
-	134, // 32: boxwood.v1.Command.env:type_name -> boxwood.v1.Command.EnvEntry
-	43,  // 33: boxwood.v1.RunTurnRequest.command:type_name -> boxwood.v1.Command
+	21,  // 15: boxwood.v1.GetInfoResponse.capabilities:type_name -> boxwood.v1.Capability
+	16,  // 16: boxwood.v1.GetInfoResponse.default_limits:type_name -> boxwood.v1.Limits
+	19,  // 17: boxwood.v1.ImportImageEvent.image:type_name -> boxwood.v1.Image
+	19,  // 18: boxwood.v1.ListImagesResponse.images:type_name -> boxwood.v1.Image
+	30,  // 19: boxwood.v1.SetupStep.file:type_name -> boxwood.v1.FileToWrite
+	132, // 20: boxwood.v1.Defaults.env:type_name -> boxwood.v1.Defaults.EnvEntry
+	16,  // 21: boxwood.v1.Defaults.limits:type_name -> boxwood.v1.Limits
+	29,  // 22: boxwood.v1.CreateTreeRequest.setup:type_name -> boxwood.v1.SetupStep
+	31,  // 23: boxwood.v1.CreateTreeRequest.defaults:type_name -> boxwood.v1.Defaults
+	133, // 24: boxwood.v1.CreateTreeRequest.labels:type_name -> boxwood.v1.CreateTreeRequest.LabelsEntry
+	18,  // 25: boxwood.v1.CreateTreeResponse.tree:type_name -> boxwood.v1.Tree
+	15,  // 26: boxwood.v1.CreateTreeResponse.root:type_name -> boxwood.v1.Node
+	17,  // 27: boxwood.v1.CreateTreeResponse.sandbox:type_name -> boxwood.v1.Sandbox
+	18,  // 28: boxwood.v1.OpenTreeResponse.tree:type_name -> boxwood.v1.Tree
+	17,  // 29: boxwood.v1.OpenRunResponse.adopted:type_name -> boxwood.v1.Sandbox
+	134, // 30: boxwood.v1.ListTreesRequest.labels:type_name -> boxwood.v1.ListTreesRequest.LabelsEntry
+	18,  // 31: boxwood.v1.ListTreesResponse.trees:type_name -> boxwood.v1.Tree
+	135, // 32: boxwood.v1.Command.env:type_name -> boxwood.v1.Command.EnvEntry
+	44,  // 33: boxwood.v1.RunTurnRequest.command:type_name -> boxwood.v1.Command
 	4,   // 34: boxwood.v1.RunTurnRequest.ack:type_name -> boxwood.v1.Ack
-	45,  // 35: boxwood.v1.RunTurnRequest.node:type_name -> boxwood.v1.NodeInput
-	135, // 36: boxwood.v1.NodeInput.labels:type_name -> boxwood.v1.NodeInput.LabelsEntry
-	47,  // 37: boxwood.v1.TurnEvent.command:type_name -> boxwood.v1.CommandResult
-	49,  // 38: boxwood.v1.TurnEvent.result:type_name -> boxwood.v1.TurnResult
-	12,  // 39: boxwood.v1.CommandResult.observation:type_name -> boxwood.v1.Observation
+	46,  // 35: boxwood.v1.RunTurnRequest.node:type_name -> boxwood.v1.NodeInput
+	136, // 36: boxwood.v1.NodeInput.labels:type_name -> boxwood.v1.NodeInput.LabelsEntry
+	48,  // 37: boxwood.v1.TurnEvent.command:type_name -> boxwood.v1.CommandResult
+	50,  // 38: boxwood.v1.TurnEvent.result:type_name -> boxwood.v1.TurnResult
+	13,  // 39: boxwood.v1.CommandResult.observation:type_name -> boxwood.v1.Observation
 	3,   // 40: boxwood.v1.CommandResult.status:type_name -> boxwood.v1.TurnStatus
-	14,  // 41: boxwood.v1.TurnResult.node:type_name -> boxwood.v1.Node
-	48,  // 42: boxwood.v1.TurnResult.timings:type_name -> boxwood.v1.Timings
-	43,  // 43: boxwood.v1.ExecRequest.command:type_name -> boxwood.v1.Command
-	45,  // 44: boxwood.v1.EndTurnRequest.node:type_name -> boxwood.v1.NodeInput
+	15,  // 41: boxwood.v1.TurnResult.node:type_name -> boxwood.v1.Node
+	49,  // 42: boxwood.v1.TurnResult.timings:type_name -> boxwood.v1.Timings
+	44,  // 43: boxwood.v1.ExecRequest.command:type_name -> boxwood.v1.Command
+	46,  // 44: boxwood.v1.EndTurnRequest.node:type_name -> boxwood.v1.NodeInput
 	4,   // 45: boxwood.v1.EndTurnRequest.ack:type_name -> boxwood.v1.Ack
 	5,   // 46: boxwood.v1.Session.kind:type_name -> boxwood.v1.SessionKind
 	5,   // 47: boxwood.v1.OpenSessionRequest.kind:type_name -> boxwood.v1.SessionKind
-	136, // 48: boxwood.v1.OpenSessionRequest.env:type_name -> boxwood.v1.OpenSessionRequest.EnvEntry
-	54,  // 49: boxwood.v1.OpenSessionResponse.session:type_name -> boxwood.v1.Session
-	49,  // 50: boxwood.v1.OpenSessionResponse.result:type_name -> boxwood.v1.TurnResult
-	49,  // 51: boxwood.v1.CloseSessionResponse.result:type_name -> boxwood.v1.TurnResult
-	54,  // 52: boxwood.v1.ListSessionsResponse.sessions:type_name -> boxwood.v1.Session
-	49,  // 53: boxwood.v1.WriteFileResponse.result:type_name -> boxwood.v1.TurnResult
-	70,  // 54: boxwood.v1.UploadRequest.start:type_name -> boxwood.v1.UploadStart
-	49,  // 55: boxwood.v1.UploadResponse.result:type_name -> boxwood.v1.TurnResult
-	137, // 56: boxwood.v1.ForkRequest.wants:type_name -> boxwood.v1.ForkRequest.Want
-	138, // 57: boxwood.v1.ForkRequest.labels:type_name -> boxwood.v1.ForkRequest.LabelsEntry
-	15,  // 58: boxwood.v1.ForkRequest.limits:type_name -> boxwood.v1.Limits
-	16,  // 59: boxwood.v1.ForkResult.sandbox:type_name -> boxwood.v1.Sandbox
-	10,  // 60: boxwood.v1.ForkResult.error:type_name -> boxwood.v1.Error
-	75,  // 61: boxwood.v1.ForkResults.results:type_name -> boxwood.v1.ForkResult
-	16,  // 62: boxwood.v1.RollbackResponse.sandbox:type_name -> boxwood.v1.Sandbox
-	16,  // 63: boxwood.v1.RenewResponse.sandboxes:type_name -> boxwood.v1.Sandbox
-	16,  // 64: boxwood.v1.ListSandboxesResponse.sandboxes:type_name -> boxwood.v1.Sandbox
-	14,  // 65: boxwood.v1.WaitCapturedResponse.nodes:type_name -> boxwood.v1.Node
-	88,  // 66: boxwood.v1.EvaluateRequest.grader:type_name -> boxwood.v1.Grader
-	29,  // 67: boxwood.v1.Grader.files:type_name -> boxwood.v1.FileToWrite
-	43,  // 68: boxwood.v1.Grader.command:type_name -> boxwood.v1.Command
-	15,  // 69: boxwood.v1.Grader.limits:type_name -> boxwood.v1.Limits
-	139, // 70: boxwood.v1.EvaluateResponse.rewards:type_name -> boxwood.v1.EvaluateResponse.RewardsEntry
-	12,  // 71: boxwood.v1.EvaluateResponse.observation:type_name -> boxwood.v1.Observation
+	137, // 48: boxwood.v1.OpenSessionRequest.env:type_name -> boxwood.v1.OpenSessionRequest.EnvEntry
+	55,  // 49: boxwood.v1.OpenSessionResponse.session:type_name -> boxwood.v1.Session
+	50,  // 50: boxwood.v1.OpenSessionResponse.result:type_name -> boxwood.v1.TurnResult
+	50,  // 51: boxwood.v1.CloseSessionResponse.result:type_name -> boxwood.v1.TurnResult
+	55,  // 52: boxwood.v1.ListSessionsResponse.sessions:type_name -> boxwood.v1.Session
+	50,  // 53: boxwood.v1.WriteFileResponse.result:type_name -> boxwood.v1.TurnResult
+	71,  // 54: boxwood.v1.UploadRequest.start:type_name -> boxwood.v1.UploadStart
+	50,  // 55: boxwood.v1.UploadResponse.result:type_name -> boxwood.v1.TurnResult
+	138, // 56: boxwood.v1.ForkRequest.wants:type_name -> boxwood.v1.ForkRequest.Want
+	139, // 57: boxwood.v1.ForkRequest.labels:type_name -> boxwood.v1.ForkRequest.LabelsEntry
+	16,  // 58: boxwood.v1.ForkRequest.limits:type_name -> boxwood.v1.Limits
+	17,  // 59: boxwood.v1.ForkResult.sandbox:type_name -> boxwood.v1.Sandbox
+	11,  // 60: boxwood.v1.ForkResult.error:type_name -> boxwood.v1.Error
+	76,  // 61: boxwood.v1.ForkResults.results:type_name -> boxwood.v1.ForkResult
+	17,  // 62: boxwood.v1.RollbackResponse.sandbox:type_name -> boxwood.v1.Sandbox
+	17,  // 63: boxwood.v1.RenewResponse.sandboxes:type_name -> boxwood.v1.Sandbox
+	17,  // 64: boxwood.v1.ListSandboxesResponse.sandboxes:type_name -> boxwood.v1.Sandbox
+	15,  // 65: boxwood.v1.WaitCapturedResponse.nodes:type_name -> boxwood.v1.Node
+	89,  // 66: boxwood.v1.EvaluateRequest.grader:type_name -> boxwood.v1.Grader
+	30,  // 67: boxwood.v1.Grader.files:type_name -> boxwood.v1.FileToWrite
+	44,  // 68: boxwood.v1.Grader.command:type_name -> boxwood.v1.Command
+	16,  // 69: boxwood.v1.Grader.limits:type_name -> boxwood.v1.Limits
+	140, // 70: boxwood.v1.EvaluateResponse.rewards:type_name -> boxwood.v1.EvaluateResponse.RewardsEntry
+	13,  // 71: boxwood.v1.EvaluateResponse.observation:type_name -> boxwood.v1.Observation
 	3,   // 72: boxwood.v1.EvaluateResponse.status:type_name -> boxwood.v1.TurnStatus
 	1,   // 73: boxwood.v1.ListNodesRequest.capture:type_name -> boxwood.v1.CaptureStatus
 	0,   // 74: boxwood.v1.ListNodesRequest.verdict:type_name -> boxwood.v1.Verdict
-	140, // 75: boxwood.v1.ListNodesRequest.labels:type_name -> boxwood.v1.ListNodesRequest.LabelsEntry
-	14,  // 76: boxwood.v1.TreeEvent.node:type_name -> boxwood.v1.Node
-	17,  // 77: boxwood.v1.TreeEvent.tree:type_name -> boxwood.v1.Tree
-	141, // 78: boxwood.v1.NodeAnnotation.rewards:type_name -> boxwood.v1.NodeAnnotation.RewardsEntry
-	142, // 79: boxwood.v1.NodeAnnotation.labels:type_name -> boxwood.v1.NodeAnnotation.LabelsEntry
-	94,  // 80: boxwood.v1.AnnotateRequest.annotations:type_name -> boxwood.v1.NodeAnnotation
-	143, // 81: boxwood.v1.BackupRequest.items:type_name -> boxwood.v1.BackupRequest.Item
+	141, // 75: boxwood.v1.ListNodesRequest.labels:type_name -> boxwood.v1.ListNodesRequest.LabelsEntry
+	15,  // 76: boxwood.v1.TreeEvent.node:type_name -> boxwood.v1.Node
+	18,  // 77: boxwood.v1.TreeEvent.tree:type_name -> boxwood.v1.Tree
+	142, // 78: boxwood.v1.NodeAnnotation.rewards:type_name -> boxwood.v1.NodeAnnotation.RewardsEntry
+	143, // 79: boxwood.v1.NodeAnnotation.labels:type_name -> boxwood.v1.NodeAnnotation.LabelsEntry
+	95,  // 80: boxwood.v1.AnnotateRequest.annotations:type_name -> boxwood.v1.NodeAnnotation
+	144, // 81: boxwood.v1.BackupRequest.items:type_name -> boxwood.v1.BackupRequest.Item
 	9,   // 82: boxwood.v1.BackupRequest.rule:type_name -> boxwood.v1.BackupRequest.Rule
-	110, // 83: boxwood.v1.ImportTreeRequest.start:type_name -> boxwood.v1.ImportTreeStart
-	17,  // 84: boxwood.v1.ImportTreeResponse.tree:type_name -> boxwood.v1.Tree
-	17,  // 85: boxwood.v1.ArchiveHeader.tree:type_name -> boxwood.v1.Tree
-	30,  // 86: boxwood.v1.ArchiveHeader.defaults:type_name -> boxwood.v1.Defaults
-	113, // 87: boxwood.v1.ArchiveHeader.processes:type_name -> boxwood.v1.ArchiveProcess
-	2,   // 88: boxwood.v1.ArchiveProcess.kind:type_name -> boxwood.v1.ProcessKind
-	14,  // 89: boxwood.v1.ArchiveNode.node:type_name -> boxwood.v1.Node
-	48,  // 90: boxwood.v1.ArchiveNode.timings:type_name -> boxwood.v1.Timings
-	144, // 91: boxwood.v1.ArchiveEntry.attributes:type_name -> boxwood.v1.ArchiveEntry.Attribute
-	124, // 92: boxwood.v1.Table.columns:type_name -> boxwood.v1.Column
-	123, // 93: boxwood.v1.ListTablesResponse.tables:type_name -> boxwood.v1.Table
-	19,  // 94: boxwood.v1.Boxwood.GetInfo:input_type -> boxwood.v1.GetInfoRequest
-	22,  // 95: boxwood.v1.Boxwood.ImportImage:input_type -> boxwood.v1.ImportImageRequest
-	24,  // 96: boxwood.v1.Boxwood.ListImages:input_type -> boxwood.v1.ListImagesRequest
-	26,  // 97: boxwood.v1.Boxwood.RemoveImage:input_type -> boxwood.v1.RemoveImageRequest
-	31,  // 98: boxwood.v1.Boxwood.CreateTree:input_type -> boxwood.v1.CreateTreeRequest
-	33,  // 99: boxwood.v1.Boxwood.CloseTree:input_type -> boxwood.v1.CloseTreeRequest
-	35,  // 100: boxwood.v1.Boxwood.OpenTree:input_type -> boxwood.v1.OpenTreeRequest
-	41,  // 101: boxwood.v1.Boxwood.ListTrees:input_type -> boxwood.v1.ListTreesRequest
-	37,  // 102: boxwood.v1.Boxwood.OpenRun:input_type -> boxwood.v1.OpenRunRequest
-	39,  // 103: boxwood.v1.Boxwood.CloseRun:input_type -> boxwood.v1.CloseRunRequest
-	44,  // 104: boxwood.v1.Boxwood.RunTurn:input_type -> boxwood.v1.RunTurnRequest
-	50,  // 105: boxwood.v1.Boxwood.BeginTurn:input_type -> boxwood.v1.BeginTurnRequest
-	52,  // 106: boxwood.v1.Boxwood.Exec:input_type -> boxwood.v1.ExecRequest
-	53,  // 107: boxwood.v1.Boxwood.EndTurn:input_type -> boxwood.v1.EndTurnRequest
-	55,  // 108: boxwood.v1.Boxwood.OpenSession:input_type -> boxwood.v1.OpenSessionRequest
-	57,  // 109: boxwood.v1.Boxwood.CloseSession:input_type -> boxwood.v1.CloseSessionRequest
-	59,  // 110: boxwood.v1.Boxwood.ListSessions:input_type -> boxwood.v1.ListSessionsRequest
-	61,  // 111: boxwood.v1.Boxwood.Interrupt:input_type -> boxwood.v1.InterruptRequest
-	63,  // 112: boxwood.v1.Boxwood.CancelTurn:input_type -> boxwood.v1.CancelTurnRequest
-	65,  // 113: boxwood.v1.Boxwood.ReadFile:input_type -> boxwood.v1.ReadFileRequest
-	67,  // 114: boxwood.v1.Boxwood.WriteFile:input_type -> boxwood.v1.WriteFileRequest
-	69,  // 115: boxwood.v1.Boxwood.Upload:input_type -> boxwood.v1.UploadRequest
-	72,  // 116: boxwood.v1.Boxwood.Download:input_type -> boxwood.v1.DownloadRequest
-	74,  // 117: boxwood.v1.Boxwood.Fork:input_type -> boxwood.v1.ForkRequest
-	77,  // 118: boxwood.v1.Boxwood.Rollback:input_type -> boxwood.v1.RollbackRequest
-	79,  // 119: boxwood.v1.Boxwood.Release:input_type -> boxwood.v1.ReleaseRequest
-	81,  // 120: boxwood.v1.Boxwood.Renew:input_type -> boxwood.v1.RenewRequest
-	83,  // 121: boxwood.v1.Boxwood.ListSandboxes:input_type -> boxwood.v1.ListSandboxesRequest
-	85,  // 122: boxwood.v1.Boxwood.WaitCaptured:input_type -> boxwood.v1.WaitCapturedRequest
-	87,  // 123: boxwood.v1.Boxwood.Evaluate:input_type -> boxwood.v1.EvaluateRequest
-	90,  // 124: boxwood.v1.Boxwood.GetNode:input_type -> boxwood.v1.GetNodeRequest
-	91,  // 125: boxwood.v1.Boxwood.ListNodes:input_type -> boxwood.v1.ListNodesRequest
-	92,  // 126: boxwood.v1.Boxwood.WatchTree:input_type -> boxwood.v1.WatchTreeRequest
-	95,  // 127: boxwood.v1.Boxwood.Annotate:input_type -> boxwood.v1.AnnotateRequest
-	97,  // 128: boxwood.v1.Boxwood.Backup:input_type -> boxwood.v1.BackupRequest
-	99,  // 129: boxwood.v1.Boxwood.GetPayload:input_type -> boxwood.v1.GetPayloadRequest
-	101, // 130: boxwood.v1.Boxwood.Prune:input_type -> boxwood.v1.PruneRequest
-	103, // 131: boxwood.v1.Boxwood.Pin:input_type -> boxwood.v1.PinRequest
-	105, // 132: boxwood.v1.Boxwood.Unpin:input_type -> boxwood.v1.UnpinRequest
-	107, // 133: boxwood.v1.Boxwood.ExportTree:input_type -> boxwood.v1.ExportTreeRequest
-	109, // 134: boxwood.v1.Boxwood.ImportTree:input_type -> boxwood.v1.ImportTreeRequest
-	120, // 135: boxwood.v1.Boxwood.ExportStats:input_type -> boxwood.v1.ExportStatsRequest
-	122, // 136: boxwood.v1.Boxwood.ListTables:input_type -> boxwood.v1.ListTablesRequest
-	21,  // 137: boxwood.v1.Boxwood.GetInfo:output_type -> boxwood.v1.GetInfoResponse
-	23,  // 138: boxwood.v1.Boxwood.ImportImage:output_type -> boxwood.v1.ImportImageEvent
-	25,  // 139: boxwood.v1.Boxwood.ListImages:output_type -> boxwood.v1.ListImagesResponse
-	27,  // 140: boxwood.v1.Boxwood.RemoveImage:output_type -> boxwood.v1.RemoveImageResponse
-	32,  // 141: boxwood.v1.Boxwood.CreateTree:output_type -> boxwood.v1.CreateTreeResponse
-	34,  // 142: boxwood.v1.Boxwood.CloseTree:output_type -> boxwood.v1.CloseTreeResponse
-	36,  // 143: boxwood.v1.Boxwood.OpenTree:output_type -> boxwood.v1.OpenTreeResponse
-	42,  // 144: boxwood.v1.Boxwood.ListTrees:output_type -> boxwood.v1.ListTreesResponse
-	38,  // 145: boxwood.v1.Boxwood.OpenRun:output_type -> boxwood.v1.OpenRunResponse
-	40,  // 146: boxwood.v1.Boxwood.CloseRun:output_type -> boxwood.v1.CloseRunResponse
-	46,  // 147: boxwood.v1.Boxwood.RunTurn:output_type -> boxwood.v1.TurnEvent
-	51,  // 148: boxwood.v1.Boxwood.BeginTurn:output_type -> boxwood.v1.BeginTurnResponse
-	46,  // 149: boxwood.v1.Boxwood.Exec:output_type -> boxwood.v1.TurnEvent
-	49,  // 150: boxwood.v1.Boxwood.EndTurn:output_type -> boxwood.v1.TurnResult
-	56,  // 151: boxwood.v1.Boxwood.OpenSession:output_type -> boxwood.v1.OpenSessionResponse
-	58,  // 152: boxwood.v1.Boxwood.CloseSession:output_type -> boxwood.v1.CloseSessionResponse
-	60,  // 153: boxwood.v1.Boxwood.ListSessions:output_type -> boxwood.v1.ListSessionsResponse
-	62,  // 154: boxwood.v1.Boxwood.Interrupt:output_type -> boxwood.v1.InterruptResponse
-	64,  // 155: boxwood.v1.Boxwood.CancelTurn:output_type -> boxwood.v1.CancelTurnResponse
-	66,  // 156: boxwood.v1.Boxwood.ReadFile:output_type -> boxwood.v1.ReadFileResponse
-	68,  // 157: boxwood.v1.Boxwood.WriteFile:output_type -> boxwood.v1.WriteFileResponse
-	71,  // 158: boxwood.v1.Boxwood.Upload:output_type -> boxwood.v1.UploadResponse
-	73,  // 159: boxwood.v1.Boxwood.Download:output_type -> boxwood.v1.DownloadResponse
-	75,  // 160: boxwood.v1.Boxwood.Fork:output_type -> boxwood.v1.ForkResult
-	78,  // 161: boxwood.v1.Boxwood.Rollback:output_type -> boxwood.v1.RollbackResponse
-	80,  // 162: boxwood.v1.Boxwood.Release:output_type -> boxwood.v1.ReleaseResponse
-	82,  // 163: boxwood.v1.Boxwood.Renew:output_type -> boxwood.v1.RenewResponse
-	84,  // 164: boxwood.v1.Boxwood.ListSandboxes:output_type -> boxwood.v1.ListSandboxesResponse
-	86,  // 165: boxwood.v1.Boxwood.WaitCaptured:output_type -> boxwood.v1.WaitCapturedResponse
-	89,  // 166: boxwood.v1.Boxwood.Evaluate:output_type -> boxwood.v1.EvaluateResponse
-	14,  // 167: boxwood.v1.Boxwood.GetNode:output_type -> boxwood.v1.Node
-	14,  // 168: boxwood.v1.Boxwood.ListNodes:output_type -> boxwood.v1.Node
-	93,  // 169: boxwood.v1.Boxwood.WatchTree:output_type -> boxwood.v1.TreeEvent
-	96,  // 170: boxwood.v1.Boxwood.Annotate:output_type -> boxwood.v1.AnnotateResponse
-	98,  // 171: boxwood.v1.Boxwood.Backup:output_type -> boxwood.v1.BackupResponse
-	100, // 172: boxwood.v1.Boxwood.GetPayload:output_type -> boxwood.v1.GetPayloadResponse
-	102, // 173: boxwood.v1.Boxwood.Prune:output_type -> boxwood.v1.PruneResponse
-	104, // 174: boxwood.v1.Boxwood.Pin:output_type -> boxwood.v1.PinResponse
-	106, // 175: boxwood.v1.Boxwood.Unpin:output_type -> boxwood.v1.UnpinResponse
-	108, // 176: boxwood.v1.Boxwood.ExportTree:output_type -> boxwood.v1.ExportTreeChunk
-	111, // 177: boxwood.v1.Boxwood.ImportTree:output_type -> boxwood.v1.ImportTreeResponse
-	121, // 178: boxwood.v1.Boxwood.ExportStats:output_type -> boxwood.v1.ExportStatsChunk
-	125, // 179: boxwood.v1.Boxwood.ListTables:output_type -> boxwood.v1.ListTablesResponse
-	137, // [137:180] is the sub-list for method output_type
-	94,  // [94:137] is the sub-list for method input_type
-	94,  // [94:94] is the sub-list for extension type_name
-	94,  // [94:94] is the sub-list for extension extendee
-	0,   // [0:94] is the sub-list for field type_name
+	111, // 83: boxwood.v1.ImportTreeRequest.start:type_name -> boxwood.v1.ImportTreeStart
+	10,  // 84: boxwood.v1.ImportTreeStart.dumps:type_name -> boxwood.v1.ImportTreeStart.Dumps
+	18,  // 85: boxwood.v1.ImportTreeResponse.tree:type_name -> boxwood.v1.Tree
+	18,  // 86: boxwood.v1.ArchiveHeader.tree:type_name -> boxwood.v1.Tree
+	31,  // 87: boxwood.v1.ArchiveHeader.defaults:type_name -> boxwood.v1.Defaults
+	114, // 88: boxwood.v1.ArchiveHeader.processes:type_name -> boxwood.v1.ArchiveProcess
+	2,   // 89: boxwood.v1.ArchiveProcess.kind:type_name -> boxwood.v1.ProcessKind
+	15,  // 90: boxwood.v1.ArchiveNode.node:type_name -> boxwood.v1.Node
+	49,  // 91: boxwood.v1.ArchiveNode.timings:type_name -> boxwood.v1.Timings
+	145, // 92: boxwood.v1.ArchiveEntry.attributes:type_name -> boxwood.v1.ArchiveEntry.Attribute
+	125, // 93: boxwood.v1.Table.columns:type_name -> boxwood.v1.Column
+	124, // 94: boxwood.v1.ListTablesResponse.tables:type_name -> boxwood.v1.Table
+	20,  // 95: boxwood.v1.Boxwood.GetInfo:input_type -> boxwood.v1.GetInfoRequest
+	23,  // 96: boxwood.v1.Boxwood.ImportImage:input_type -> boxwood.v1.ImportImageRequest
+	25,  // 97: boxwood.v1.Boxwood.ListImages:input_type -> boxwood.v1.ListImagesRequest
+	27,  // 98: boxwood.v1.Boxwood.RemoveImage:input_type -> boxwood.v1.RemoveImageRequest
+	32,  // 99: boxwood.v1.Boxwood.CreateTree:input_type -> boxwood.v1.CreateTreeRequest
+	34,  // 100: boxwood.v1.Boxwood.CloseTree:input_type -> boxwood.v1.CloseTreeRequest
+	36,  // 101: boxwood.v1.Boxwood.OpenTree:input_type -> boxwood.v1.OpenTreeRequest
+	42,  // 102: boxwood.v1.Boxwood.ListTrees:input_type -> boxwood.v1.ListTreesRequest
+	38,  // 103: boxwood.v1.Boxwood.OpenRun:input_type -> boxwood.v1.OpenRunRequest
+	40,  // 104: boxwood.v1.Boxwood.CloseRun:input_type -> boxwood.v1.CloseRunRequest
+	45,  // 105: boxwood.v1.Boxwood.RunTurn:input_type -> boxwood.v1.RunTurnRequest
+	51,  // 106: boxwood.v1.Boxwood.BeginTurn:input_type -> boxwood.v1.BeginTurnRequest
+	53,  // 107: boxwood.v1.Boxwood.Exec:input_type -> boxwood.v1.ExecRequest
+	54,  // 108: boxwood.v1.Boxwood.EndTurn:input_type -> boxwood.v1.EndTurnRequest
+	56,  // 109: boxwood.v1.Boxwood.OpenSession:input_type -> boxwood.v1.OpenSessionRequest
+	58,  // 110: boxwood.v1.Boxwood.CloseSession:input_type -> boxwood.v1.CloseSessionRequest
+	60,  // 111: boxwood.v1.Boxwood.ListSessions:input_type -> boxwood.v1.ListSessionsRequest
+	62,  // 112: boxwood.v1.Boxwood.Interrupt:input_type -> boxwood.v1.InterruptRequest
+	64,  // 113: boxwood.v1.Boxwood.CancelTurn:input_type -> boxwood.v1.CancelTurnRequest
+	66,  // 114: boxwood.v1.Boxwood.ReadFile:input_type -> boxwood.v1.ReadFileRequest
+	68,  // 115: boxwood.v1.Boxwood.WriteFile:input_type -> boxwood.v1.WriteFileRequest
+	70,  // 116: boxwood.v1.Boxwood.Upload:input_type -> boxwood.v1.UploadRequest
+	73,  // 117: boxwood.v1.Boxwood.Download:input_type -> boxwood.v1.DownloadRequest
+	75,  // 118: boxwood.v1.Boxwood.Fork:input_type -> boxwood.v1.ForkRequest
+	78,  // 119: boxwood.v1.Boxwood.Rollback:input_type -> boxwood.v1.RollbackRequest
+	80,  // 120: boxwood.v1.Boxwood.Release:input_type -> boxwood.v1.ReleaseRequest
+	82,  // 121: boxwood.v1.Boxwood.Renew:input_type -> boxwood.v1.RenewRequest
+	84,  // 122: boxwood.v1.Boxwood.ListSandboxes:input_type -> boxwood.v1.ListSandboxesRequest
+	86,  // 123: boxwood.v1.Boxwood.WaitCaptured:input_type -> boxwood.v1.WaitCapturedRequest
+	88,  // 124: boxwood.v1.Boxwood.Evaluate:input_type -> boxwood.v1.EvaluateRequest
+	91,  // 125: boxwood.v1.Boxwood.GetNode:input_type -> boxwood.v1.GetNodeRequest
+	92,  // 126: boxwood.v1.Boxwood.ListNodes:input_type -> boxwood.v1.ListNodesRequest
+	93,  // 127: boxwood.v1.Boxwood.WatchTree:input_type -> boxwood.v1.WatchTreeRequest
+	96,  // 128: boxwood.v1.Boxwood.Annotate:input_type -> boxwood.v1.AnnotateRequest
+	98,  // 129: boxwood.v1.Boxwood.Backup:input_type -> boxwood.v1.BackupRequest
+	100, // 130: boxwood.v1.Boxwood.GetPayload:input_type -> boxwood.v1.GetPayloadRequest
+	102, // 131: boxwood.v1.Boxwood.Prune:input_type -> boxwood.v1.PruneRequest
+	104, // 132: boxwood.v1.Boxwood.Pin:input_type -> boxwood.v1.PinRequest
+	106, // 133: boxwood.v1.Boxwood.Unpin:input_type -> boxwood.v1.UnpinRequest
+	108, // 134: boxwood.v1.Boxwood.ExportTree:input_type -> boxwood.v1.ExportTreeRequest
+	110, // 135: boxwood.v1.Boxwood.ImportTree:input_type -> boxwood.v1.ImportTreeRequest
+	121, // 136: boxwood.v1.Boxwood.ExportStats:input_type -> boxwood.v1.ExportStatsRequest
+	123, // 137: boxwood.v1.Boxwood.ListTables:input_type -> boxwood.v1.ListTablesRequest
+	22,  // 138: boxwood.v1.Boxwood.GetInfo:output_type -> boxwood.v1.GetInfoResponse
+	24,  // 139: boxwood.v1.Boxwood.ImportImage:output_type -> boxwood.v1.ImportImageEvent
+	26,  // 140: boxwood.v1.Boxwood.ListImages:output_type -> boxwood.v1.ListImagesResponse
+	28,  // 141: boxwood.v1.Boxwood.RemoveImage:output_type -> boxwood.v1.RemoveImageResponse
+	33,  // 142: boxwood.v1.Boxwood.CreateTree:output_type -> boxwood.v1.CreateTreeResponse
+	35,  // 143: boxwood.v1.Boxwood.CloseTree:output_type -> boxwood.v1.CloseTreeResponse
+	37,  // 144: boxwood.v1.Boxwood.OpenTree:output_type -> boxwood.v1.OpenTreeResponse
+	43,  // 145: boxwood.v1.Boxwood.ListTrees:output_type -> boxwood.v1.ListTreesResponse
+	39,  // 146: boxwood.v1.Boxwood.OpenRun:output_type -> boxwood.v1.OpenRunResponse
+	41,  // 147: boxwood.v1.Boxwood.CloseRun:output_type -> boxwood.v1.CloseRunResponse
+	47,  // 148: boxwood.v1.Boxwood.RunTurn:output_type -> boxwood.v1.TurnEvent
+	52,  // 149: boxwood.v1.Boxwood.BeginTurn:output_type -> boxwood.v1.BeginTurnResponse
+	47,  // 150: boxwood.v1.Boxwood.Exec:output_type -> boxwood.v1.TurnEvent
+	50,  // 151: boxwood.v1.Boxwood.EndTurn:output_type -> boxwood.v1.TurnResult
+	57,  // 152: boxwood.v1.Boxwood.OpenSession:output_type -> boxwood.v1.OpenSessionResponse
+	59,  // 153: boxwood.v1.Boxwood.CloseSession:output_type -> boxwood.v1.CloseSessionResponse
+	61,  // 154: boxwood.v1.Boxwood.ListSessions:output_type -> boxwood.v1.ListSessionsResponse
+	63,  // 155: boxwood.v1.Boxwood.Interrupt:output_type -> boxwood.v1.InterruptResponse
+	65,  // 156: boxwood.v1.Boxwood.CancelTurn:output_type -> boxwood.v1.CancelTurnResponse
+	67,  // 157: boxwood.v1.Boxwood.ReadFile:output_type -> boxwood.v1.ReadFileResponse
+	69,  // 158: boxwood.v1.Boxwood.WriteFile:output_type -> boxwood.v1.WriteFileResponse
+	72,  // 159: boxwood.v1.Boxwood.Upload:output_type -> boxwood.v1.UploadResponse
+	74,  // 160: boxwood.v1.Boxwood.Download:output_type -> boxwood.v1.DownloadResponse
+	76,  // 161: boxwood.v1.Boxwood.Fork:output_type -> boxwood.v1.ForkResult
+	79,  // 162: boxwood.v1.Boxwood.Rollback:output_type -> boxwood.v1.RollbackResponse
+	81,  // 163: boxwood.v1.Boxwood.Release:output_type -> boxwood.v1.ReleaseResponse
+	83,  // 164: boxwood.v1.Boxwood.Renew:output_type -> boxwood.v1.RenewResponse
+	85,  // 165: boxwood.v1.Boxwood.ListSandboxes:output_type -> boxwood.v1.ListSandboxesResponse
+	87,  // 166: boxwood.v1.Boxwood.WaitCaptured:output_type -> boxwood.v1.WaitCapturedResponse
+	90,  // 167: boxwood.v1.Boxwood.Evaluate:output_type -> boxwood.v1.EvaluateResponse
+	15,  // 168: boxwood.v1.Boxwood.GetNode:output_type -> boxwood.v1.Node
+	15,  // 169: boxwood.v1.Boxwood.ListNodes:output_type -> boxwood.v1.Node
+	94,  // 170: boxwood.v1.Boxwood.WatchTree:output_type -> boxwood.v1.TreeEvent
+	97,  // 171: boxwood.v1.Boxwood.Annotate:output_type -> boxwood.v1.AnnotateResponse
+	99,  // 172: boxwood.v1.Boxwood.Backup:output_type -> boxwood.v1.BackupResponse
+	101, // 173: boxwood.v1.Boxwood.GetPayload:output_type -> boxwood.v1.GetPayloadResponse
+	103, // 174: boxwood.v1.Boxwood.Prune:output_type -> boxwood.v1.PruneResponse
+	105, // 175: boxwood.v1.Boxwood.Pin:output_type -> boxwood.v1.PinResponse
+	107, // 176: boxwood.v1.Boxwood.Unpin:output_type -> boxwood.v1.UnpinResponse
+	109, // 177: boxwood.v1.Boxwood.ExportTree:output_type -> boxwood.v1.ExportTreeChunk
+	112, // 178: boxwood.v1.Boxwood.ImportTree:output_type -> boxwood.v1.ImportTreeResponse
+	122, // 179: boxwood.v1.Boxwood.ExportStats:output_type -> boxwood.v1.ExportStatsChunk
+	126, // 180: boxwood.v1.Boxwood.ListTables:output_type -> boxwood.v1.ListTablesResponse
+	138, // [138:181] is the sub-list for method output_type
+	95,  // [95:138] is the sub-list for method input_type
+	95,  // [95:95] is the sub-list for extension type_name
+	95,  // [95:95] is the sub-list for extension extendee
+	0,   // [0:95] is the sub-list for field type_name
 }
 
 func init() { file_boxwood_v1_boxwood_proto_init() }
@@ -9954,7 +10064,7 @@ func file_boxwood_v1_boxwood_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_boxwood_v1_boxwood_proto_rawDesc), len(file_boxwood_v1_boxwood_proto_rawDesc)),
-			NumEnums:      10,
+			NumEnums:      11,
 			NumMessages:   135,
 			NumExtensions: 0,
 			NumServices:   1,

@@ -3070,16 +3070,22 @@ class ExportTreeRequest(google.protobuf.message.Message):
 
     TREE_ID_FIELD_NUMBER: builtins.int
     NODE_ID_FIELD_NUMBER: builtins.int
+    WITHOUT_PROCESSES_FIELD_NUMBER: builtins.int
     tree_id: builtins.str
     node_id: builtins.str
     """Only this node and what lies below it; it becomes a root."""
+    without_processes: builtins.bool
+    """Leave out what was saved of processes, shells and dumps: both hold their memory, with every
+    secret in it. Nodes that have any arrive withheld.
+    """
     def __init__(
         self,
         *,
         tree_id: builtins.str = ...,
         node_id: builtins.str = ...,
+        without_processes: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["node_id", b"node_id", "tree_id", b"tree_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node_id", b"node_id", "tree_id", b"tree_id", "without_processes", b"without_processes"]) -> None: ...
 
 global___ExportTreeRequest = ExportTreeRequest
 
@@ -3123,18 +3129,45 @@ global___ImportTreeRequest = ImportTreeRequest
 class ImportTreeStart(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    class _Dumps:
+        ValueType = typing.NewType("ValueType", builtins.int)
+        V: typing_extensions.TypeAlias = ValueType
+
+    class _DumpsEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[ImportTreeStart._Dumps.ValueType], builtins.type):
+        DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+        DUMPS_UNSPECIFIED: ImportTreeStart._Dumps.ValueType  # 0
+        """An archive that has any is refused."""
+        DUMPS_TRUST: ImportTreeStart._Dumps.ValueType  # 1
+        DUMPS_LEAVE: ImportTreeStart._Dumps.ValueType  # 2
+        """Their nodes are withheld."""
+
+    class Dumps(_Dumps, metaclass=_DumpsEnumTypeWrapper):
+        """What becomes of the dumps in the archive. Restoring one sets kernel objects up as the archive
+        says, with the daemon's rights: whoever wrote it is trusted like the daemon. Shells are
+        text, read inside a sandbox.
+        """
+
+    DUMPS_UNSPECIFIED: ImportTreeStart.Dumps.ValueType  # 0
+    """An archive that has any is refused."""
+    DUMPS_TRUST: ImportTreeStart.Dumps.ValueType  # 1
+    DUMPS_LEAVE: ImportTreeStart.Dumps.ValueType  # 2
+    """Their nodes are withheld."""
+
     NEW_IDS_FIELD_NUMBER: builtins.int
     IDEMPOTENCY_KEY_FIELD_NUMBER: builtins.int
+    DUMPS_FIELD_NUMBER: builtins.int
     new_ids: builtins.bool
     """Give tree, nodes and checkpoints ids of their own, so that a tree can be had twice."""
     idempotency_key: builtins.str
+    dumps: global___ImportTreeStart.Dumps.ValueType
     def __init__(
         self,
         *,
         new_ids: builtins.bool = ...,
         idempotency_key: builtins.str = ...,
+        dumps: global___ImportTreeStart.Dumps.ValueType = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["idempotency_key", b"idempotency_key", "new_ids", b"new_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dumps", b"dumps", "idempotency_key", b"idempotency_key", "new_ids", b"new_ids"]) -> None: ...
 
 global___ImportTreeStart = ImportTreeStart
 
@@ -3146,10 +3179,13 @@ class ImportTreeResponse(google.protobuf.message.Message):
     NODES_FIELD_NUMBER: builtins.int
     CHECKPOINTS_FIELD_NUMBER: builtins.int
     BYTES_FIELD_NUMBER: builtins.int
+    WITHHELD_FIELD_NUMBER: builtins.int
     nodes: builtins.int
     checkpoints: builtins.int
     bytes: builtins.int
     """Bytes of file content that were written; what is shared counts once."""
+    withheld: builtins.int
+    """Nodes that could be forked where they come from and can't be here."""
     @property
     def tree(self) -> global___Tree: ...
     def __init__(
@@ -3159,9 +3195,10 @@ class ImportTreeResponse(google.protobuf.message.Message):
         nodes: builtins.int = ...,
         checkpoints: builtins.int = ...,
         bytes: builtins.int = ...,
+        withheld: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["tree", b"tree"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "checkpoints", b"checkpoints", "nodes", b"nodes", "tree", b"tree"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "checkpoints", b"checkpoints", "nodes", b"nodes", "tree", b"tree", "withheld", b"withheld"]) -> None: ...
 
 global___ImportTreeResponse = ImportTreeResponse
 
@@ -3181,6 +3218,7 @@ class ArchiveHeader(google.protobuf.message.Message):
     CHECKPOINTS_FIELD_NUMBER: builtins.int
     CONTENT_BYTES_FIELD_NUMBER: builtins.int
     PROCESSES_FIELD_NUMBER: builtins.int
+    PROCESSOR_FIELD_NUMBER: builtins.int
     format: builtins.int
     """Raised when older programs would misread it."""
     boxwood: builtins.str
@@ -3189,6 +3227,8 @@ class ArchiveHeader(google.protobuf.message.Message):
     checkpoints: builtins.int
     content_bytes: builtins.int
     """Of all files of all checkpoints, as if nothing were shared."""
+    processor: builtins.str
+    """The instructions of the processor that the dumps ran on, as package processor says them."""
     @property
     def tree(self) -> global___Tree: ...
     @property
@@ -3210,9 +3250,10 @@ class ArchiveHeader(google.protobuf.message.Message):
         checkpoints: builtins.int = ...,
         content_bytes: builtins.int = ...,
         processes: collections.abc.Iterable[global___ArchiveProcess] | None = ...,
+        processor: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["defaults", b"defaults", "tree", b"tree"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["boxwood", b"boxwood", "checkpoints", b"checkpoints", "content_bytes", b"content_bytes", "defaults", b"defaults", "format", b"format", "kernel", b"kernel", "layers", b"layers", "nodes", b"nodes", "processes", b"processes", "tree", b"tree"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["boxwood", b"boxwood", "checkpoints", b"checkpoints", "content_bytes", b"content_bytes", "defaults", b"defaults", "format", b"format", "kernel", b"kernel", "layers", b"layers", "nodes", b"nodes", "processes", b"processes", "processor", b"processor", "tree", b"tree"]) -> None: ...
 
 global___ArchiveHeader = ArchiveHeader
 
@@ -3227,6 +3268,7 @@ class ArchiveProcess(google.protobuf.message.Message):
     KERNEL_FIELD_NUMBER: builtins.int
     PROGRAM_FIELD_NUMBER: builtins.int
     CREATED_AT_FIELD_NUMBER: builtins.int
+    INIT_FIELD_NUMBER: builtins.int
     id: builtins.str
     kind: global___ProcessKind.ValueType
     digest: builtins.str
@@ -3235,6 +3277,8 @@ class ArchiveProcess(google.protobuf.message.Message):
     """What it was made under, as in the record."""
     program: builtins.str
     created_at: builtins.int
+    init: builtins.str
+    """Digest of the program that pid 1 of a dump runs."""
     def __init__(
         self,
         *,
@@ -3245,8 +3289,9 @@ class ArchiveProcess(google.protobuf.message.Message):
         kernel: builtins.str = ...,
         program: builtins.str = ...,
         created_at: builtins.int = ...,
+        init: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "created_at", b"created_at", "digest", b"digest", "id", b"id", "kernel", b"kernel", "kind", b"kind", "program", b"program"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "created_at", b"created_at", "digest", b"digest", "id", b"id", "init", b"init", "kernel", b"kernel", "kind", b"kind", "program", b"program"]) -> None: ...
 
 global___ArchiveProcess = ArchiveProcess
 
