@@ -86,7 +86,8 @@ async def sweep(
     """Seconds of one step of A, B and C in each cell.
 
     With many turns at once a host waits, as for the sleeps here; with few a turn has to wait for others, as
-    for cores.
+    for cores. A search holds a turn's slot from the call of the policy on, so that the policy's wait counts
+    there, too.
     """
     have = {tuple(row[k] for k in CELL) for row in done if "sweep" in row}
     async with Real.open(IMAGE) as world:
