@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev build test test-go test-python test-python-matrix test-python-long test-adapters demo bench lint generate verify-generated \
-	check-imports check-docs check-acceptance sabotage clean corpus load vm-test crash rehearse
+	check-imports check-docs check-acceptance sabotage clean corpus load vm-test crash rehearse soak
 
 ENV := . scripts/env.sh;
 
@@ -58,6 +58,9 @@ crash: ## break every step by error, panic and kill -9, then kill a daemon under
 
 rehearse: ## the store's and the service's tests with each change's function run twice (nightly)
 	@$(ENV) BOXWOOD_REQUIRE=all go test -count=1 -tags rehearse ./tree ./engine/service -timeout 1h
+
+soak: ## a month of the store, TURNS=100000 turns a day, held to its memory, disk and deletions (nightly; SEED=... repeats a run)
+	@$(ENV) go test -count=1 ./tree -run '^TestSoak$$' -v -timeout 12h -args -soak.turns $(or $(TURNS),100000) -soak.seed $(or $(SEED),0)
 
 lint: ## format, vet, staticcheck, shellcheck, ruff, mypy, words that have no place here
 	@scripts/lint.sh

@@ -2,6 +2,7 @@ package tree
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -246,5 +247,77 @@ func TestWaitNodes(t *testing.T) {
 	}
 	if len(s.watch.nodes) != 0 {
 		t.Errorf("%d nodes are still waited for", len(s.watch.nodes))
+	}
+}
+
+// If it fails, a thousand watchers of a tree don't each get each change once and in order, or those that don't read
+// hold up the others, or can't go on where they were cut, also after a restart.
+func TestAThousandWatchers(t *testing.T) {
+	ctx := testContext(t)
+	const watchers, idle, changes = 1000, 100, 60
+	o := memory()
+	o.MaxWatchBuffer = changes / 2
+	s := mustOpen(t, "state", o)
+	tr := mustTree(t, s)
+	from := s.View().Index()
+	var slow []*Watcher
+	for range idle {
+		slow = append(slow, mustWatch(t, s, tr.ID, from))
+	}
+	var live [watchers - idle]*Watcher
+	for i := range live {
+		live[i] = mustWatch(t, s, tr.ID, from)
+	}
+	var indexes []uint64
+	for range changes {
+		indexes = append(indexes, mustUpdate(t, s, func(tx *Tx) error {
+			p, err := tx.Node(tr.Root)
+			if err != nil {
+				return err
+			}
+			_, err = tx.AddNode(typicalNode(p))
+			return err
+		}))
+		for _, w := range live { // reads as it comes, so it never is behind
+			e, err := w.Next(ctx)
+			if err != nil || e.Index != indexes[len(indexes)-1] {
+				t.Fatalf("event %d, %v; want that of change %d", e.Index, err, indexes[len(indexes)-1])
+			}
+		}
+	}
+	rest := func(w *Watcher, kept int) (got []uint64) {
+		for range kept {
+			e, err := w.Next(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, e.Index)
+		}
+		return got
+	}
+	var last uint64
+	for _, w := range slow {
+		if len(w.live) != o.MaxWatchBuffer {
+			t.Fatalf("%d events are kept for a watcher that doesn't read, want %d", len(w.live), o.MaxWatchBuffer)
+		}
+		got := rest(w, o.MaxWatchBuffer)
+		if !slices.Equal(got, indexes[:len(got)]) {
+			t.Fatalf("a slow watcher got %v, want %v", got, indexes[:len(got)])
+		}
+		_, err := w.Next(ctx)
+		wantFault(t, err, fault.Exhausted, "watch_behind")
+		if !fault.As(err).Retryable() {
+			t.Fatal("a watcher that was cut isn't told that it may go on")
+		}
+		last = got[len(got)-1]
+	}
+	for range 2 { // at once, and after a restart
+		for range 3 {
+			if got := rest(mustWatch(t, s, tr.ID, last), changes-o.MaxWatchBuffer); !slices.Equal(got, indexes[o.MaxWatchBuffer:]) {
+				t.Fatalf("going on gave %v, want %v", got, indexes[o.MaxWatchBuffer:])
+			}
+		}
+		mustClose(t, s)
+		s = mustOpen(t, "state", o)
 	}
 }

@@ -181,6 +181,23 @@ func TestAnnotateBackupAndWatch(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	for labels, want := range map[string]int{"v": 1, "w": 0} { // groups are labels: one call reads one
+		list, err := d.client.ListNodes(ctx(t), &boxwoodv1.ListNodesRequest{TreeId: root.GetTreeId(), Labels: map[string]string{"k": labels}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		for ; ; n++ {
+			if _, err := list.Recv(); err == io.EOF {
+				break
+			} else if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n != want {
+			t.Fatalf("%d nodes have k=%s, want %d", n, labels, want)
+		}
+	}
 	p, err := d.client.GetPayload(ctx(t), &boxwoodv1.GetPayloadRequest{NodeId: leaf.GetId()})
 	if err != nil || !bytes.Equal(p.GetPayload(), payload) {
 		t.Fatalf("payload %v, %v", p, err)
