@@ -17,7 +17,7 @@ import sys
 import tokenize
 
 PACKAGE = pathlib.Path(__file__).resolve().parent.parent / "python-client" / "src" / "boxwood"
-MODULES = ("client", "fork", "images", "node", "sandbox", "session", "tree", "turn")
+MODULES = ("client", "fork", "images", "node", "run", "sandbox", "session", "tree", "turn")
 
 NAMES = {
     "__aenter__": "__enter__",

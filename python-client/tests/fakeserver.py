@@ -116,6 +116,49 @@ class Fake(State, boxwood_pb2_grpc.BoxwoodServicer):
         return pb.CloseTreeResponse(released=len(mine))
 
     @guarded
+    def OpenRun(self, request: Any, context: Any) -> Any:
+        self.runs[request.name] = self.runs.get(request.name, 0) + 1
+        left = [box.message for box in self.boxes.values()]  # a fake has one run
+        reply = pb.OpenRunResponse(attempt=self.runs[request.name])
+        if request.adopt:
+            reply.adopted.extend(left)
+        else:
+            reply.released = len(left)
+            self.boxes.clear()
+        return reply
+
+    @guarded
+    def CloseRun(self, request: Any, context: Any) -> Any:
+        released = len(self.boxes)
+        self.boxes.clear()
+        return pb.CloseRunResponse(released=released)
+
+    @guarded
+    def ExportTree(self, request: Any, context: Any) -> Any:
+        yield pb.ExportTreeChunk(data=b"archive of ")
+        yield pb.ExportTreeChunk(data=f"{request.tree_id} {request.node_id}".encode())
+
+    def ImportTree(self, requests: Any, context: Any) -> Any:
+        return self._import(next(requests).start, (context, requests))
+
+    def _import(self, start: Any, rest: Any) -> Any:
+        context, requests = rest
+        archive = b"".join(r.chunk for r in requests)
+
+        def ImportTree(self: Fake, start: Any, context: Any) -> Any:
+            if not archive.startswith(b"archive of "):
+                raise fault("DATA_LOSS", "archive_damaged", "this is no archive of a tree")
+            tree = pb.Tree()
+            tree.CopyFrom(self.trees[archive.split()[2].decode()])
+            if not start.new_ids:
+                raise fault("ALREADY_EXISTS", "tree_exists", f"tree {tree.id} is here")
+            tree.id = self.id("tr")
+            self.trees[tree.id] = tree
+            return pb.ImportTreeResponse(tree=tree, nodes=1)
+
+        return guarded(ImportTree)(self, start, context)
+
+    @guarded
     def ListTrees(self, request: Any, context: Any) -> Any:
         want = dict(request.labels).items()
         return pb.ListTreesResponse(trees=[t for t in self.trees.values() if want <= dict(t.labels).items()])
@@ -401,6 +444,13 @@ class Fake(State, boxwood_pb2_grpc.BoxwoodServicer):
             raise fault("FAILED_PRECONDITION", "node_in_use", f"sandbox {standing[0]} stands there")
         for sandbox_id in standing:
             del self.boxes[sandbox_id]
+        if request.states_only:
+            for node_id in inside:
+                self.nodes[node_id].capture = pb.CAPTURE_STATUS_WITHHELD
+                self.nodes[node_id].withheld_reason = "evicted by request"
+            return pb.PruneResponse(
+                nodes=len(inside), checkpoints=len(inside), freed_bytes=4096 * len(inside)
+            )
         for node_id in inside:
             node = self.nodes.pop(node_id)
             self.event(node.tree_id, removed_node_id=node_id)

@@ -94,6 +94,13 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
             planned = self.faults[name].popleft() if self.faults[name] else None
             if planned is not None and planned[1] == "before":
                 raise planned[0]
+            name_of_run, _, attempt = (
+                dict(context.invocation_metadata()).get("x-boxwood-run", "").rpartition("/")
+            )
+            if name_of_run and self.runs.get(name_of_run) != int(attempt):
+                raise fault(
+                    "FAILED_PRECONDITION", "attempt_superseded", f"a newer attempt of {name_of_run} is open"
+                )
             key = getattr(request, "idempotency_key", "")
             if key and key in self.log:
                 old_request, old_replies = self.log[key]
@@ -138,6 +145,7 @@ STREAMS = {
     "ListNodes",
     "WatchTree",
     "ExportStats",
+    "ExportTree",
 }
 
 
@@ -161,6 +169,7 @@ class State:
         self.events: list[tuple[str, pb.TreeEvent]] = []
         self.log: dict[str, tuple[bytes, list[Any]]] = {}
         self.tables: dict[str, bytes] = {}
+        self.runs: dict[str, int] = {}  # the newest attempt of each
         # For a method's next calls: the error, and when: "before", "after", or after how many messages.
         self.faults: dict[str, collections.deque[tuple[Fault, str | int]]] = collections.defaultdict(
             collections.deque

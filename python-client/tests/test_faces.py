@@ -68,11 +68,12 @@ def test_what_waits_is_awaited() -> None:
     """Nothing of the asyncio face blocks: all that makes a call is a coroutine or an async iterator."""
     waits = {
         "Client": {"info", "tree", "trees", "node", "sandbox", "sandboxes", "release", "fork", "annotate"}
-        | {"backup", "wait_captured", "tables", "stats", "stats_reader", "close"},
+        | {"backup", "wait_captured", "tables", "stats", "stats_reader", "close", "open_run", "import_tree"},
         "Sandbox": {"run", "read_file", "write_file", "upload", "download", "cancel", "rollback", "renew"}
         | {"release"},
         "Node": {"refresh", "parent", "children", "path", "annotate", "wait_captured", "payload", "prune"},
-        "Tree": {"show", "close"},
+        "Tree": {"show", "close", "export"},
+        "Run": {"close"},
         "OpenTurn": {"exec", "read_file", "write_file", "upload", "download"},
         "Images": {"import_", "list", "remove"},
         "Session": {"run", "interrupt", "close"},

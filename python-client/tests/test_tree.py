@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -152,6 +153,55 @@ def test_prune_and_pin(tree: boxwood.Tree, sandbox: boxwood.Sandbox) -> None:
     assert first.prune().nodes == 1
     with pytest.raises(boxwood.NotFound):
         first.refresh()
+
+
+def test_states_alone_are_pruned(tree: boxwood.Tree, sandbox: boxwood.Sandbox) -> None:
+    node = sandbox.run("echo 1 > a").node
+    sandbox.rollback(tree.root)
+    assert node.prune(states_only=True).nodes == 1
+    node = node.refresh()
+    assert node.capture is CaptureStatus.WITHHELD
+    assert node.withheld_reason.startswith("evicted")
+
+
+def test_a_watch_that_was_cut_goes_on(
+    daemon: FakeDaemon, tree: boxwood.Tree, sandbox: boxwood.Sandbox
+) -> None:
+    daemon.fake.faults["WatchTree"].append(
+        (fault("RESOURCE_EXHAUSTED", "watch_behind", "4096 events behind"), 1)
+    )
+    nodes = [tree.root, *(sandbox.run("true").node for _ in range(3))]
+    watch = tree.watch()
+    assert [next(watch).node for _ in nodes] == nodes
+    daemon.fake.faults["WatchTree"].append((fault("RESOURCE_EXHAUSTED", "other", "no"), 1))
+    with pytest.raises(boxwood.ResourceExhausted):
+        list(tree.watch(timeout=5))
+
+
+def test_archives(
+    daemon: FakeDaemon, client: boxwood.Client, tree: boxwood.Tree, sandbox: boxwood.Sandbox, tmp_path: Path
+) -> None:
+    node = sandbox.run("true").node
+    path = tmp_path / "tree.archive"
+    assert tree.export(path, under=node) == path.stat().st_size
+    assert path.read_bytes() == f"archive of {tree.id} {node.id}".encode()
+    assert b"".join(tree.export_chunks()) == f"archive of {tree.id} ".encode()
+    with pytest.raises(boxwood.AlreadyExists):
+        client.import_tree(path)
+    twin = client.import_tree(path, new_ids=True)
+    assert twin.id != tree.id
+    assert twin.image == tree.image
+    daemon.fake.faults["ExportTree"].append((fault("DATA_LOSS", "state_lost", "no"), 1))
+    with pytest.raises(boxwood.DataLoss):
+        tree.export(tmp_path / "other")
+    assert [p.name for p in tmp_path.iterdir() if p.is_file()] == [
+        path.name
+    ]  # nothing of the one that failed
+    path.write_bytes(b"something else")
+    with pytest.raises(boxwood.DataLoss):
+        client.import_tree(path)
+    with pytest.raises(boxwood.InvalidArgument, match="there is no archive"):
+        client.import_tree(tmp_path / "nothing")
 
 
 def test_wait_captured(client: boxwood.Client, sandbox: boxwood.Sandbox) -> None:

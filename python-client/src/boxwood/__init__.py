@@ -71,6 +71,7 @@ from .records import (
     Verdict,
     annotation,
 )
+from .run import Run
 from .sandbox import Sandbox
 from .session import Session
 from .tree import Tree, TreeChange
@@ -123,6 +124,7 @@ __all__ = [
     "ProcessKind",
     "Pruned",
     "ResourceExhausted",
+    "Run",
     "Sandbox",
     "Session",
     "Table",

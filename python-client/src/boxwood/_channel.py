@@ -79,26 +79,27 @@ class Attempts:
         method: The call's name in the service.
         timeout: Seconds over all attempts.
         retry: False for what must not be sent twice.
+        run: "name/attempt" that it is of; empty: of none.
     """
 
-    __slots__ = ("_method", "_number", "_retry", "_target", "_until", "deadline", "request_id")
+    __slots__ = ("_method", "_number", "_retry", "_run", "_target", "_until", "deadline", "request_id")
 
-    def __init__(self, target: str, method: str, timeout: float, retry: bool) -> None:
+    def __init__(self, target: str, method: str, timeout: float, retry: bool, run: str) -> None:
         now = time.monotonic()
         self.deadline = now + timeout
         self.request_id = ""
         self._until = now + RETRY_FOR
         self._target, self._method = target, method
-        self._retry = retry
+        self._retry, self._run = retry, run
         self._number = 0
 
     def next(self) -> dict[str, Any]:
         """The arguments of the next attempt: seconds that are left, and an id of its own."""
         self.request_id = new_key()
-        return {
-            "timeout": max(self.deadline - time.monotonic(), 0.001),
-            "metadata": (("x-request-id", self.request_id),),
-        }
+        metadata: tuple[tuple[str, str], ...] = (("x-request-id", self.request_id),)
+        if self._run:
+            metadata += (("x-boxwood-run", self._run),)
+        return {"timeout": max(self.deadline - time.monotonic(), 0.001), "metadata": metadata}
 
     def failed(self, failure: grpc.RpcError, was_connected: bool, again: bool = True) -> tuple[float, bool]:
         """Raises what the failure means, or says when to try again.

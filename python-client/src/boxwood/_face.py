@@ -72,14 +72,19 @@ class Caller:
     since closing one would need threads that exist in the parent only.
     """
 
-    def __init__(self, target: str, timeout: float) -> None:
+    def __init__(self, target: str, timeout: float, run: str = "") -> None:
         self.target = target
         self.timeout = timeout
+        self.run = run  # "name/attempt"
         self.closed = False
         self._by_pid: dict[int, Connection] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"target": self.target, "timeout": self.timeout, "closed": self.closed, "_by_pid": {}}
+        kept = {"target": self.target, "timeout": self.timeout, "run": self.run, "closed": self.closed}
+        return {**kept, "_by_pid": {}}
+
+    def _attempts(self, method: str, timeout: float | None, retry: bool) -> Attempts:
+        return Attempts(self.target, method, self.timeout if timeout is None else timeout, retry, self.run)
 
     def is_open(self) -> bool:
         """Whether this process has a channel."""
@@ -110,7 +115,7 @@ class Caller:
             timeout: Seconds over all attempts.
             retry: False for what must not be sent twice.
         """
-        attempts = Attempts(self.target, method, self.timeout if timeout is None else timeout, retry)
+        attempts = self._attempts(method, timeout, retry)
         while True:
             connection = self._connection()
             sent = request() if callable(request) else request
@@ -126,7 +131,7 @@ class Caller:
         self, method: str, request: Any, *, timeout: float | None = None, retry: bool = True
     ) -> pb.TurnEvent:
         """Calls a method that streams TurnEvents with a request that asks for the result only."""
-        attempts = Attempts(self.target, method, self.timeout if timeout is None else timeout, retry)
+        attempts = self._attempts(method, timeout, retry)
         while True:
             connection = self._connection()
             try:
@@ -151,7 +156,7 @@ class Caller:
         A retry yields from the start. Once a message was yielded there is none,
         unless `on_restart` is there to tell the caller that the stream begins anew.
         """
-        attempts = Attempts(self.target, method, self.timeout if timeout is None else timeout, retry)
+        attempts = self._attempts(method, timeout, retry)
         yielded = False
         while True:
             connection = self._connection()

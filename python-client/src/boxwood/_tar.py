@@ -166,3 +166,26 @@ def _merge(source: Path, target: Path) -> None:
         elif there.is_symlink() or (entry.is_dir() and there.exists()):
             there.unlink()  # a link there is replaced, never followed
         os.replace(entry, there)
+
+
+def read(path: Path) -> Iterator[bytes]:
+    """A file's content, in pieces."""
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            yield chunk
+
+
+def save(chunks: Iterable[bytes], path: str | os.PathLike[str]) -> int:
+    """Writes a file that is there once it is whole; gives its size."""
+    target = Path(path)
+    size = 0
+    handle, part = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            for chunk in chunks:
+                size += file.write(chunk)
+        os.replace(part, target)
+    except BaseException:
+        os.unlink(part)
+        raise
+    return size

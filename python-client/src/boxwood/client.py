@@ -4,18 +4,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import warnings
 import weakref
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
-from . import _wire, errors, grading
+from . import _tar, _wire, errors, grading
 from . import node as nodes
 from . import stats as _stats
 from ._channel import new_key, resolve
 from ._command import MARGIN, ns
-from ._face import Caller, consume, reader
+from ._face import Caller, consume, pieces, reader
 from ._proto import boxwood_pb2 as pb
 from .errors import ForkError
 from .fork import Children, Forks
@@ -23,6 +25,7 @@ from .grading import Evaluation, Grader
 from .images import Images
 from .node import Node
 from .records import Annotation, File, Image, Info, Limits, Pruned, Table
+from .run import Run
 from .sandbox import Sandbox
 from .tree import Tree
 
@@ -102,6 +105,21 @@ class Client:
     def info(self) -> Info:
         """Asks for the host: version, kernel, capabilities, pool, limits."""
         return _wire.info(self._caller.unary("GetInfo", pb.GetInfoRequest()))
+
+    def open_run(self, name: str, *, adopt: bool = False, timeout: float = 600.0) -> Run:
+        """Begins an attempt of a training run: ends the attempt before it, whose late calls are refused.
+
+        Args:
+            name: The run's name, 1 to 128 bytes without a slash.
+            adopt: Keep the live sandboxes of the run's trees for this attempt; else they are released.
+            timeout: Seconds.
+        """
+        reply = self._caller.unary(
+            "OpenRun", pb.OpenRunRequest(name=name, adopt=adopt, idempotency_key=new_key()), timeout=timeout
+        )
+        client = Client(self._caller.target, timeout=self._caller.timeout)
+        client._caller.run = f"{name}/{reply.attempt}"
+        return Run(client, name, reply)
 
     def create_tree(
         self,
@@ -186,6 +204,34 @@ class Client:
         """Reads all trees that have these labels."""
         reply = self._caller.unary("ListTrees", pb.ListTreesRequest(labels=labels or {}))
         return [Tree(self, m) for m in reply.trees]
+
+    def import_tree(
+        self, path: str | os.PathLike[str], *, new_ids: bool = False, timeout: float = 3600.0
+    ) -> Tree:
+        """Makes the tree of an archive that `Tree.export` wrote, here or on another host. It is streamed.
+
+        Args:
+            path: The archive, on this process's host.
+            new_ids: Give tree, nodes and checkpoints ids of their own, so that a tree can be had twice.
+            timeout: Seconds.
+
+        Raises:
+            DataLoss: The archive was cut off or changed; nothing of it is left behind.
+            AlreadyExists: The tree is here.
+            FailedPrecondition: The image isn't here, or a dump is of another kernel.
+        """
+        source = Path(path)
+        if not source.is_file():
+            raise errors.invalid(f"there is no archive {str(source)!r}")
+        start = pb.ImportTreeStart(new_ids=new_ids, idempotency_key=new_key())
+
+        def messages() -> Iterator[pb.ImportTreeRequest]:
+            yield pb.ImportTreeRequest(start=start)
+            for chunk in pieces(_tar.read(source)):
+                yield pb.ImportTreeRequest(chunk=chunk)
+
+        reply = self._caller.unary("ImportTree", messages, timeout=timeout)
+        return Tree(self, reply.tree)
 
     def node(self, node_id: str) -> Node:
         """Reads a node.
@@ -438,13 +484,14 @@ class Client:
         )
         return grading.evaluation(reply)
 
-    def _prune(self, node_id: str, keep_node: bool, release_sandboxes: bool) -> Pruned:
+    def _prune(self, node_id: str, keep_node: bool, release_sandboxes: bool, states_only: bool) -> Pruned:
         reply = self._caller.unary(
             "Prune",
             pb.PruneRequest(
                 node_id=node_id,
                 keep_node=keep_node,
                 release_sandboxes=release_sandboxes,
+                states_only=states_only,
                 idempotency_key=new_key(),
             ),
         )

@@ -331,18 +331,21 @@ class Node:
         """
         return self._client._evaluate(self.id, grader, idempotency_key)
 
-    def prune(self, *, keep_node: bool = False, release_sandboxes: bool = False) -> Pruned:
-        """Removes it and all below it.
+    def prune(
+        self, *, keep_node: bool = False, release_sandboxes: bool = False, states_only: bool = False
+    ) -> Pruned:
+        """Removes it and all below it, or only their saved states.
 
         Args:
             keep_node: Remove only what lies below.
             release_sandboxes: Release the sandboxes that stand there.
+            states_only: Give up the saved states; the nodes stay, withheld, and say how to make them again.
 
         Raises:
             FailedPrecondition: A node there is pinned, or a sandbox stands there and
                 `release_sandboxes` is false.
         """
-        return self._client._prune(self.id, keep_node, release_sandboxes)
+        return self._client._prune(self.id, keep_node, release_sandboxes, states_only)
 
     def pin(self) -> None:
         """Keeps it from being pruned."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from . import errors
+from . import _tar, errors
 from . import node as nodes
 from ._channel import new_key
 from ._draw import Drawing, table
+from ._face import consume
 from ._proto import boxwood_pb2 as pb
 from .node import Node
 from .records import CaptureStatus, Verdict
@@ -173,6 +175,9 @@ class Tree:
                 return  # the daemon ended it
             except errors.DeadlineExceeded:
                 continue
+            except errors.ResourceExhausted as error:
+                if error.reason != "watch_behind":  # cut for being slow: what was missed comes again
+                    raise
             except errors.Unavailable:
                 if not came:  # the call itself has tried for a while: the daemon stays away
                     raise
@@ -220,6 +225,33 @@ class Tree:
             ("state", "closed" if self.closed else "open"),
         ]
         return table(f"Tree {self.id}, as it was when it was read", rows)
+
+    def export(
+        self, path: str | os.PathLike[str], *, under: Node | str | None = None, timeout: float = 3600.0
+    ) -> int:
+        """Writes it with its saved states as one archive, which `Client.import_tree` reads on any host.
+
+        Args:
+            path: The archive; it is there once it is whole.
+            under: Only this node and what lies below it, which becomes a root.
+            timeout: Seconds.
+
+        Returns:
+            The archive's bytes.
+        """
+        return consume(
+            self.export_chunks(under=under, timeout=timeout), lambda chunks: _tar.save(chunks, path)
+        )
+
+    def export_chunks(self, *, under: Node | str | None = None, timeout: float = 3600.0) -> Iterator[bytes]:
+        """As `export`, as the chunks of bytes that the archive is."""
+        request = pb.ExportTreeRequest(
+            tree_id=self.id, node_id=under.id if isinstance(under, Node) else under or ""
+        )
+        stream = self._client._caller.stream("ExportTree", request, timeout=timeout)
+        with contextlib.closing(stream):
+            for message in stream:
+                yield message.data
 
     def close(self) -> None:
         """Releases its sandboxes and refuses new work on it; its nodes stay readable. Again: does nothing."""

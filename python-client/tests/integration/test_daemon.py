@@ -376,6 +376,41 @@ def test_prune_and_pin(tree: boxwood.Tree, sandbox: boxwood.Sandbox) -> None:
         first.refresh()
 
 
+def test_a_new_attempt_takes_over_a_run(client: boxwood.Client, image: str, tmp_path: Path) -> None:
+    first = client.open_run("test-run")
+    tree = first.client.create_tree(image=image)
+    old = tree.sandbox
+    old.run("echo kept > /tmp/a", ack="captured")
+    with client.open_run("test-run", adopt=True) as second:
+        assert second.attempt == first.attempt + 1
+        with pytest.raises(boxwood.FailedPrecondition) as late:
+            old.run("true")
+        assert late.value.reason == "attempt_superseded"
+        old.released = True
+        (adopted,) = second.adopted
+        assert adopted.id == old.id
+        node = adopted.run("cat /tmp/a; echo more >> /tmp/a", ack="captured").node
+
+        # The tree as an archive, made once more from it; then only its states go.
+        path = tmp_path / "tree.archive"
+        tree = second.client.tree(tree.id)
+        assert tree.export(path) == path.stat().st_size
+        with pytest.raises(boxwood.AlreadyExists):
+            second.client.import_tree(path)
+        with second.client.import_tree(path, new_ids=True) as twin:
+            (leaf,) = twin.nodes(leaves_only=True)
+            with leaf.fork(1, min_ready=1) as children:
+                assert children.ready[0].run("cat /tmp/a").text == "kept\nmore\n"
+        adopted.rollback(tree.root)
+        assert node.prune(states_only=True).nodes == 1
+        node = node.refresh()
+        assert node.withheld_reason.startswith("evicted")
+        second.close(close_trees=True)
+    assert client.tree(tree.id).closed
+    with pytest.raises(boxwood.FailedPrecondition):
+        first.close()
+
+
 def test_watch(tree: boxwood.Tree, sandbox: boxwood.Sandbox) -> None:
     node = sandbox.run("echo x > /tmp/a", ack="captured").node
     last = 0

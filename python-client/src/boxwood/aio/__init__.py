@@ -29,6 +29,7 @@ from .client import Client, connect
 from .fork import Children, Forks
 from .images import Images
 from .node import Node
+from .run import Run
 from .sandbox import Sandbox
 from .session import Session
 from .tree import Tree, TreeChange
@@ -43,6 +44,7 @@ __all__ = [
     "Node",
     "OpenTurn",
     "Pending",
+    "Run",
     "Sandbox",
     "Session",
     "Tree",

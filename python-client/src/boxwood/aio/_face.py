@@ -81,9 +81,10 @@ class Caller:
     process, and another loop, make their own at their first call.
     """
 
-    def __init__(self, target: str, timeout: float) -> None:
+    def __init__(self, target: str, timeout: float, run: str = "") -> None:
         self.target = target
         self.timeout = timeout
+        self.run = run  # "name/attempt"
         self.closed = False
         self._start()
 
@@ -95,11 +96,14 @@ class Caller:
         self._cleaning: set[asyncio.Task[Any]] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"target": self.target, "timeout": self.timeout, "closed": self.closed}
+        return {"target": self.target, "timeout": self.timeout, "run": self.run, "closed": self.closed}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._start()
+
+    def _attempts(self, method: str, timeout: float | None, retry: bool) -> Attempts:
+        return Attempts(self.target, method, self.timeout if timeout is None else timeout, retry, self.run)
 
     @property
     def connected(self) -> bool:
@@ -144,7 +148,7 @@ class Caller:
             timeout: Seconds over all attempts.
             retry: False for what must not be sent twice.
         """
-        attempts = Attempts(self.target, method, self.timeout if timeout is None else timeout, retry)
+        attempts = self._attempts(method, timeout, retry)
         while True:
             connection = self._connection()
             sent = request() if callable(request) else request
@@ -163,7 +167,7 @@ class Caller:
         self, method: str, request: Any, *, timeout: float | None = None, retry: bool = True
     ) -> pb.TurnEvent:
         """Calls a method that streams TurnEvents with a request that asks for the result only."""
-        attempts = Attempts(self.target, method, self.timeout if timeout is None else timeout, retry)
+        attempts = self._attempts(method, timeout, retry)
         while True:
             connection = self._connection()
             try:
@@ -191,7 +195,7 @@ class Caller:
         A retry yields from the start. Once a message was yielded there is none,
         unless `on_restart` is there to tell the caller that the stream begins anew.
         """
-        attempts = Attempts(self.target, method, self.timeout if timeout is None else timeout, retry)
+        attempts = self._attempts(method, timeout, retry)
         yielded = False
         while True:
             connection = self._connection()
