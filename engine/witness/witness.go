@@ -351,8 +351,8 @@ func where(task string) (string, error) {
 	}
 }
 
-// ghost is what CRIU calls a file while it is being restored, if it had no name any more.
-var ghost = regexp.MustCompile(`\.cr\.[0-9a-f]+\.ghost`)
+// ghost is what CRIU adds to the name of a file while it restores it, if it had none any more, or its name is another's by now.
+var ghost = regexp.MustCompile(`\.cr\.[0-9a-f]+\.ghost|\.cr_link`)
 
 func (l *look) name(link string) string {
 	for _, kind := range []string{"socket:[", "pipe:["} {
