@@ -37,6 +37,7 @@ func (e *Engine) submitCapture(s *sandbox, b *body, n *tree.Node) {
 		return e.audit(ctx, s, b, n, was, b.checkpoint)
 	})
 	e.pending[n.ID] = job
+	e.trials.begun.Add(1)
 	s.mu.Lock()
 	s.capture = job
 	s.mu.Unlock()
@@ -51,8 +52,9 @@ func (e *Engine) capture(ctx context.Context, s *sandbox, b *body, n *tree.Node,
 		StartedAt: time.Now(), Outcome: stats.Failed,
 	}
 	ck, state, frozenAt, err := e.captureBoth(ctx, b, n, &row)
-	if err != nil && fault.As(err).Reason == reasonDiffers && e.keepers[tree.Dump] != nil {
-		// The live sessions stand where they stood: a dump has them as they are.
+	differs := err != nil && fault.As(err).Reason == reasonDiffers && e.keepers[tree.Dump] != nil
+	if differs || errors.Is(err, errNotKept) {
+		// What runs stands where it stood: a dump has it as it is.
 		ck, state, frozenAt, err = e.captureBoth(ctx, b, n, &row)
 	}
 	if err == nil {
@@ -75,6 +77,9 @@ func (e *Engine) capture(ctx context.Context, s *sandbox, b *body, n *tree.Node,
 			s.mu.Unlock()
 			_ = failpoint.Hit("capture recorded") // nothing is left that could fail
 			e.Stats.Capture(row)
+			if ck.Process == tree.Dump {
+				e.trials.captured(ck, b.limits)
+			}
 			return nil
 		}
 		err = fmt.Errorf("recording the capture of node %s: %w", n.ID, err)
@@ -199,7 +204,7 @@ func (e *Engine) captureBoth(ctx context.Context, b *body, n *tree.Node, row *st
 	if state != nil {
 		ck.Process, ck.State = state.Kind, state.ID
 		if state.ID == b.checkpoint.State {
-			state = nil // on record
+			state, row.Kept = nil, true // on record
 		}
 	}
 	row.Finish = time.Since(finishing)
@@ -225,6 +230,12 @@ func (e *Engine) snapshotFrozen(ctx context.Context, b *body, half saving, id id
 	}
 	if err := b.box.CheckRoot(); err != nil && checksRoots {
 		return nil, err // law 6
+	}
+	if !thawsLast {
+		if err := b.box.Thaw(); err != nil {
+			return nil, err
+		}
+		time.Sleep(20 * time.Millisecond) // as if the host were busy
 	}
 	began := time.Now()
 	pending, err := e.Pool.Snapshot(ctx, b.gen, id)

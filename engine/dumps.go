@@ -83,12 +83,16 @@ type dumpSaving struct {
 	dir    string
 	parted bool
 	kept   bool
+	saw    dumped
 }
 
 func (k *dumpKeeper) prepare(ctx context.Context, b *body) (saving, error) {
 	if err := k.works(); err != nil {
 		return nil, fault.New(fault.Unsupported, "criu_unfit", "processes survive, and CRIU doesn't work on this host: %w", err).
 			WithHint("boxwood doctor says more")
+	}
+	if s := k.keep(b); s != nil {
+		return s, nil
 	}
 	s := &dumpSaving{k: k, b: b, id: ids.NewProcess()}
 	var err error
@@ -134,6 +138,13 @@ func (s *dumpSaving) freeze(ctx context.Context) error {
 	if err := inPassing(s.b.box.PID1(), was); err != nil {
 		return err
 	}
+	older, err := s.b.watch.Superseded()
+	if err != nil {
+		return fmt.Errorf("looking at what is mapped: %w", err)
+	}
+	if len(older) > 0 {
+		return fault.New(fault.Precondition, "mapped_before", "a process goes on seeing %s as it was before it was changed, which can't be saved", brief([]byte(older[0]), 200))
+	}
 	images := filepath.Join(s.dir, imagesDir)
 	if err := os.Mkdir(images, 0o755); err != nil {
 		return err
@@ -144,6 +155,7 @@ func (s *dumpSaving) freeze(ctx context.Context) error {
 	if err != nil {
 		return s.unharmed(err, was)
 	}
+	s.saw = dumped{s.id, was, len(saved.Sessions) > 0}
 	if err := s.write("witness.json", was); err != nil {
 		return err
 	}
@@ -274,7 +286,7 @@ func (s *dumpSaving) finish(ctx context.Context, ck *tree.Checkpoint) (*tree.Pro
 	if err := s.k.e.dumps.complete(s.id, bytes, before); err != nil {
 		return nil, err
 	}
-	s.kept = true
+	s.kept, s.b.dumped = true, s.saw
 	return &tree.ProcessState{
 		ID: s.id, Kind: tree.Dump, Digest: digest, Bytes: bytes, Kernel: s.k.kernel, Program: s.k.version(), CreatedAt: ck.CreatedAt,
 	}, nil
@@ -302,24 +314,48 @@ func (s *dumpSaving) abort() {
 }
 
 func (k *dumpKeeper) verify(state *tree.ProcessState) error {
-	dir, err := k.e.dumps.place(state.ID)
-	if err == nil {
-		err = checkSeal(dir, state.Digest)
-	}
+	err := k.e.dumps.with(k.e.dumps.place, state.ID, func(dir string) error { return checkSeal(dir, state.Digest) })
 	if err != nil {
 		return errVault(state, err)
 	}
 	return nil
 }
 
+// with gives do the folder of a dump, where find or place finds it. If that is let go from memory meanwhile, for another dump, whatever do made of what
+// was left of it counts for nothing: it is run once more, where the dump is then.
+func (s *dumpStore) with(where func(ids.Process) (string, error), id ids.Process, do func(dir string) error) error {
+	dir, err := where(id)
+	if err != nil {
+		return err
+	}
+	was, _ := os.Stat(dir)
+	if err = do(dir); err == nil {
+		return nil
+	}
+	other, gone := where(id)
+	if is, _ := os.Stat(other); gone == nil && !os.SameFile(was, is) {
+		return do(other)
+	}
+	return err
+}
+
 func (k *dumpKeeper) start(ctx context.Context, b *body, root box.Root, id box.Identity, state *tree.ProcessState) error {
 	if err := k.works(); err != nil {
 		return fault.New(fault.Unsupported, "criu_unfit", "CRIU doesn't work on this host: %w", err)
 	}
-	dir, err := k.e.dumps.find(state.ID)
-	if err != nil {
+	found := false
+	err := k.e.dumps.with(k.e.dumps.find, state.ID, func(dir string) error {
+		found = true
+		return k.restore(ctx, b, root, id, state, dir)
+	})
+	if err != nil && !found {
 		return errVault(state, err)
 	}
+	return err
+}
+
+// restore is start from a folder.
+func (k *dumpKeeper) restore(ctx context.Context, b *body, root box.Root, id box.Identity, state *tree.ProcessState, dir string) error {
 	if checksDumps {
 		if err := checkSeal(dir, state.Digest); err != nil {
 			return errVault(state, err)
@@ -346,7 +382,7 @@ func (k *dumpKeeper) start(ctx context.Context, b *body, root box.Root, id box.I
 		defer cancel()
 		return errors.Join(err, bx.Kill(end))
 	}
-	b.box = bx
+	b.box, b.dumped = bx, dumped{state.ID, was, len(file.Sessions) > 0}
 	return nil
 }
 

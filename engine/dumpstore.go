@@ -441,6 +441,10 @@ func (s *dumpStore) find(id ids.Process) (string, error) {
 			return "", err
 		}
 		s.mu.Lock()
+		if s.held[id] != nil { // it came since
+			s.mu.Unlock()
+			continue
+		}
 		under, ok := s.bringing[id]
 		if !ok {
 			s.bringing[id] = make(chan struct{})

@@ -6,7 +6,7 @@
 // and the reply goes out; command.go, sessions.go and transfer.go are what a turn is made
 // of), capture.go (the shadow), halves.go (what a capture saves of processes, and how
 // a child gets it: shells.go, dumps.go), fork.go (children of a node; spares.go makes
-// some ahead, births.go remembers them), evaluate.go (a node graded out of its agent's
+// some ahead, births.go remembers them, trials.go makes some to see whether it can be done), evaluate.go (a node graded out of its agent's
 // reach), rollback.go, trees.go (where trees start), evict.go (states that go), sandbox.go
 // (what is live: locks, leases, release), restart.go (what is found after a crash), audit.go
 // (verdicts held against the file system).
@@ -138,6 +138,7 @@ type Engine struct {
 	clones   chan struct{} // one token per clone being made: those under way share transactions
 	attaches chan struct{} // one token per box being made
 	spares   *spares
+	trials   *trials
 	removals *sched.Runner // kills of released boxes, removal of file state
 	setups   flights       // set-ups being run, by digest
 	images   sync.Mutex    // one import or removal at a time
@@ -184,7 +185,7 @@ func New(ctx context.Context, parts Parts, cfg Config) (*Engine, error) {
 
 		closedTree: make(chan struct{}, 1),
 	}
-	e.spares = newSpares(e)
+	e.spares, e.trials = newSpares(e), newTrials(e)
 	e.keepers = map[tree.ProcessKind]keeper{tree.Empty: emptyKeeper{e}, tree.Shells: shellsKeeper{e}}
 	var err error
 	if e.vault, err = openVault(cfg.StateDir); err != nil {
@@ -204,6 +205,7 @@ func New(ctx context.Context, parts Parts, cfg Config) (*Engine, error) {
 	}
 	e.uprootGraders(ctx)
 	go e.spares.run()
+	go e.trials.run()
 	e.wg.Add(2)
 	go e.reapExpired(life)
 	go e.archiveClosed(life)
@@ -248,10 +250,13 @@ func (e *Engine) Info() (Info, error) {
 	if e.cfg.Audit > 0 {
 		found = append(found, e.audits.capability(e.cfg.Audit))
 	}
+	if e.keepers[tree.Dump] != nil {
+		found = append(slices.Clone(found), e.trials.capability())
+	}
 	return Info{
 		Sandboxes: live, Nodes: e.Store.View().NodeCount(""), Zygotes: max(0, e.Boxes.Ready()-e.spares.missing()), Pool: usage,
 		Limits: e.cfg.Limits, LostEvents: e.Inspector.LostEvents(),
-		PendingRemovals: e.removals.Pending() + e.Pool.PendingRemovals(), Capabilities: found,
+		PendingRemovals: e.removals.Pending() + e.trials.pending() + e.Pool.PendingRemovals(), Capabilities: found,
 	}, nil
 }
 
@@ -299,6 +304,7 @@ func (e *Engine) Close(ctx context.Context) error {
 	if err := e.spares.close(ctx); err != nil {
 		e.log.Warn("ending spares at shutdown", "error", err)
 	}
+	e.trials.close()
 	e.captures.Close()
 	e.removals.Drain(ctx)
 	e.removals.Close()

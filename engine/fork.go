@@ -160,6 +160,7 @@ func (e *Engine) Fork(ctx context.Context, arrived time.Time, wants []Want, o Fo
 		points[i] = p
 	}
 
+	e.trials.begun.Add(1)
 	e.spares.begin()
 	defer e.spares.end()
 	var births []*birth

@@ -86,6 +86,6 @@ func (e *Engine) rollback(ctx context.Context, s *sandbox, to ids.Node, commit f
 		return Sandbox{}, fmt.Errorf("recording the rollback of sandbox %s: %w", id, err)
 	}
 	_ = failpoint.Hit("rollback recorded") // it is there: nothing is left that could fail
-	e.bury(old)
+	e.retire(old)
 	return s.describe(), nil
 }

@@ -61,6 +61,9 @@ type body struct {
 	seed             string
 	limits           tree.Limits
 	shells           shells
+	dumped           dumped
+	// unkept is the checkpoint whose process state was found to be no longer true.
+	unkept ids.Checkpoint
 }
 
 func newSandbox(r *tree.Sandbox, d tree.Defaults) *sandbox {
@@ -342,7 +345,7 @@ func (e *Engine) drop(ctx context.Context, s *sandbox, why string) error {
 	e.mu.Unlock()
 	_ = failpoint.Hit("sandbox leaving")
 	e.removeBirth(b.gen) // first, or a start could find it without its record
-	e.bury(b)
+	e.retire(b)
 	done, err := e.Store.Start(context.WithoutCancel(ctx), func(tx *tree.Tx) error { return tx.DeleteSandbox(s.id) })
 	if err != nil {
 		return fmt.Errorf("recording that sandbox %s is %s: %w", s.id, why, err)
@@ -398,6 +401,7 @@ func (e *Engine) reapExpired(ctx context.Context) {
 		case now := <-tick.C:
 			e.reapOnce(ctx, now)
 			e.spares.expire(now)
+			e.trials.tick()
 		}
 	}
 }

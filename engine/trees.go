@@ -545,6 +545,25 @@ func (e *Engine) removeCondemned(ctx context.Context) {
 	_ = failpoint.Hit("prune finished")
 }
 
+// hold keeps snapshots and process states from being removed, until what it returns is called.
+func (e *Engine) hold(ctx context.Context, what ...string) (done func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, w := range what {
+		e.held[w]++
+	}
+	return func() {
+		e.mu.Lock()
+		for _, w := range what {
+			if e.held[w]--; e.held[w] == 0 {
+				delete(e.held, w)
+			}
+		}
+		e.mu.Unlock()
+		e.removeCondemned(context.WithoutCancel(ctx))
+	}
+}
+
 // isHeld: somebody reads it, although no record may need it.
 func (e *Engine) isHeld(what string) bool {
 	e.mu.Lock()

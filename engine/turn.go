@@ -108,6 +108,7 @@ func (e *Engine) begin(ctx context.Context, id ids.Sandbox, wait time.Duration) 
 	s.mu.Lock()
 	b := s.body
 	s.mu.Unlock()
+	e.trials.begun.Add(1)
 	e.noteObjects(b)
 	b.watch.BeginTurn()
 	if err := b.box.BeginTurn(); err != nil {
@@ -337,6 +338,17 @@ func (t *turn) finish(ctx context.Context, in NodeInput, commit Commit) (TurnRes
 			}
 			n.PayloadDigest, n.PayloadBytes = digest, int64(len(in.Payload))
 		}
+		if n.Checkpoint != "" {
+			switch k, err := tx.Checkpoint(n.Checkpoint); { // as it stands now
+			case fault.Is(err, fault.NotFound): // it failed its trial
+				n.Checkpoint, n.Capture, n.Verdict = "", tree.Recorded, tree.Both
+				n.Reasons = []string{"what was saved last can't be restored"}
+			case err != nil:
+				return err
+			case k.Proven:
+				n.Capture = tree.Proven
+			}
+		}
 		added, err := tx.AddNode(*n)
 		if err != nil {
 			return err
@@ -407,10 +419,7 @@ func (e *Engine) decide(n *tree.Node, b *body, lost bool) {
 		withhold("the sandbox died in this turn")
 	case n.Verdict == tree.None:
 		n.Checkpoint = b.checkpoint.ID
-		n.Capture = tree.Captured
-		if b.checkpoint.Proven {
-			n.Capture = tree.Proven
-		}
+		n.Capture = tree.Captured // or proven meanwhile
 	case n.Verdict == tree.Files || e.keepable(b):
 		n.Capture = tree.Recorded
 	default:

@@ -93,6 +93,10 @@ type Watch interface {
 	// frozen, so that a capture knows whether a process state from before is still
 	// true of what it saves now.
 	ProcessChanges() []string
+	// Superseded names files of the image that a process has mapped, and that were changed
+	// since: it goes on seeing what they were, where one that is restored would see what they
+	// are. It can be asked while the sandbox is frozen.
+	Superseded() ([]string, error)
 	// NewEpoch begins an epoch whose base is the snapshot folder base. It is
 	// called while the sandbox is still frozen, after a snapshot that succeeded.
 	// Processes that are there count as saved: those that are asleep are unchanged

@@ -1,6 +1,7 @@
 package inspector
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"slices"
@@ -40,6 +41,8 @@ type sleeper struct {
 	start   uint64
 	threads map[uint32]bpf.InspectorThread
 	inodes  map[uint64]bool // of the sandbox's subvolume, open or mapped
+	bound   []string        // where its unix sockets are bound, as it was then
+	unbound bool            // that isn't known of all of them
 	watched bool            // by the programs
 }
 
@@ -109,6 +112,7 @@ func (w *watch) fallAsleep() {
 			continue
 		}
 		s.why = holds.add(s, held, w.box.Root)
+		s.findBound(held)
 		for _, o := range others {
 			if s.why == "" && s.sharesTaskWith(o) {
 				s.why = "it shares its memory, descriptors or folder with " + o.String()
@@ -502,7 +506,7 @@ func (w *watch) ProcessChanges() []string {
 		// No barrier has looked at these yet, so which files they are isn't known.
 		all.processes("files changed since the barrier")
 	}
-	all.files = epoch&fileFlags != 0
+	all.files = epoch&fileFlags != 0 || len(w.taint) > 0
 	last := w.last
 	w.judgeProcesses(epoch, now, err, all, turn)
 	w.last = last // effects are the next barrier's to tell
@@ -569,7 +573,10 @@ func (m *moved) of(s *sleeper) string {
 	if err != nil {
 		return "its files can't be listed: " + err.Error()
 	}
-	for _, p := range paths {
+	if s.unbound {
+		return "files changed, and it isn't known where its sockets are bound"
+	}
+	for _, p := range append(paths, s.bound...) {
 		for _, changed := range m.paths {
 			if p == changed || strings.HasPrefix(p, strings.TrimSuffix(changed, "/")+"/") {
 				return "a file that it uses changed: " + strconv.Quote(changed)
@@ -579,8 +586,23 @@ func (m *moved) of(s *sleeper) string {
 	return ""
 }
 
-// paths lists what a process has open, mapped, and as its folder, root and program,
-// as it sees that itself. Any thread will do, and the first may have ended.
+// deleted ends the name of what has none any more.
+const deleted = " (deleted)"
+
+// placesOf are the places in a sandbox that a link of /proc may mean: a name from the root of its
+// mounts on, or, in a process whose root lies elsewhere, from there on.
+func placesOf(link, root string) (out []string) {
+	for _, from := range []string{"", strings.TrimSuffix(root, "/")} {
+		path, ok := strings.CutPrefix(link, from)
+		if path = cmp.Or(path, "/"); ok && path[0] == '/' && !slices.Contains(out, path) {
+			out = append(out, path)
+		}
+	}
+	return out
+}
+
+// paths lists what a process has open, mapped, and as its folder, root and program.
+// Any thread will do, and the first may have ended.
 func (s *sleeper) paths() (out []string, err error) {
 	proc := ""
 	for tid := range s.threads {
@@ -590,24 +612,20 @@ func (s *sleeper) paths() (out []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	root = strings.TrimSuffix(root, "/")
 	add := func(link string) error {
 		path, err := os.Readlink(link)
 		if os.IsNotExist(err) {
 			return nil
 		}
-		if err != nil {
-			return err
+		for _, place := range placesOf(path, root) {
+			out = append(out, place)
+			if name, ok := strings.CutSuffix(place, deleted); ok { // or it is called so
+				out = append(out, name)
+			}
 		}
-		path = strings.TrimSuffix(path, " (deleted)")
-		if path, ok := strings.CutPrefix(path, root); ok && strings.HasPrefix(path, "/") {
-			out = append(out, path)
-		} else if ok && path == "" {
-			out = append(out, "/")
-		}
-		return nil
+		return err
 	}
-	for _, link := range []string{"cwd", "exe"} {
+	for _, link := range []string{"root", "cwd", "exe"} {
 		if err := add(proc + link); err != nil {
 			return nil, err
 		}

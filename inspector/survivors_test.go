@@ -180,6 +180,8 @@ func TestWhatReachesASurvivor(t *testing.T) {
 		{"in_folder", "chmod_folder", tree.Both},
 		{"in_folder", "file_in_folder", tree.Files},
 		{"of_the_image", "write_image", tree.Both},
+		{"accept", "drop_socket", tree.Both},
+		{"datagrams", "chmod_socket", tree.Both},
 		{"sleep", "write_old", tree.Files},
 		{"sleep", "move_folder", tree.Files},
 	} {

@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/boxwood-rl/boxwood/engine"
 	"github.com/boxwood-rl/boxwood/internal/testenv"
 	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 )
@@ -309,32 +308,7 @@ func TestAFlippedByteOfADumpIsRefused(t *testing.T) {
 	_, sb := d.newTree(t)
 	n := d.run(t, sb.GetId(), `x=secret; (while :; do read -t 1000 -u 9; done) 9<>/dev/null >/dev/null 2>&1 & sleep 1000 >/dev/null 2>&1 & true`).GetNode()
 	d.saved(t, n.GetId())
-	flipped := 0
-	for _, place := range []string{engine.FindRunDir(d.dir) + "/dumps", d.dir + "/processes"} {
-		files, err := filepath.Glob(place + "/ps_*/images/pages-*.img")
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, path := range files {
-			b, err := os.ReadFile(path)
-			if err != nil || len(b) == 0 {
-				continue // dropped meanwhile
-			}
-			b[len(b)/2] ^= 1
-			if err = os.Chmod(path, 0o600); err == nil {
-				err = os.WriteFile(path, b, 0o600)
-			}
-			if err == nil {
-				err = os.Chmod(path, 0o444) // as it was: the byte alone must be enough
-			}
-			if err == nil {
-				flipped++
-			}
-		}
-	}
-	if flipped == 0 {
-		t.Fatal("no dump was found")
-	}
+	d.spoil(t)
 	for _, r := range d.tryFork(t, &boxwoodv1.ForkRequest{Wants: []*boxwoodv1.ForkRequest_Want{
 		{From: &boxwoodv1.ForkRequest_Want_NodeId{NodeId: n.GetId()}, Count: 1}}}) {
 		if r.GetError().GetReason() != "process_state_lost" {
@@ -372,5 +346,25 @@ func TestDumpsOfAPathAfterARestart(t *testing.T) {
 			t.Errorf("node %d says %q, not %q", i, got, want)
 		}
 		free(t, d, c)
+	}
+}
+
+// What a process has in memory and what it has written are of one instant: one that counts, and writes down each number, goes
+// on in every child with the number after the last one there.
+func TestHalvesAreOfOneInstant(t *testing.T) {
+	testenv.Require(t, testenv.CRIU)
+	d := running(t)
+	_, sb := d.newTree(t)
+	n := d.run(t, sb.GetId(), `mkfifo /never; (exec 9<>/never; while :; do n=$((n+1)); echo $n >>/log; read -t 0.002 <&9; done) >/dev/null 2>&1 &
+		until [ -e /log ] && [ $(wc -l </log) -gt 10 ]; do :; done`).GetNode()
+	d.saved(t, n.GetId())
+	again := d.saved(t, d.run(t, sb.GetId(), "true").GetNode().GetId())
+	for _, node := range []string{n.GetId(), again} {
+		child := d.fork(t, node, 1)[0]
+		// It counts on: a number that was written twice, or never, shows.
+		if got := d.ok(t, child.GetId(), `n=$(($(wc -l </log)+20)); until [ $(wc -l </log) -ge $n ]; do :; done; [ "$(head -n $n /log)" = "$(seq $n)" ] || echo it counted otherwise`); got != "" {
+			t.Errorf("node %s: %s", node, got)
+		}
+		free(t, d, child)
 	}
 }

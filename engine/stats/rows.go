@@ -73,6 +73,7 @@ type CaptureRow struct {
 	StartedAt  time.Time
 	Verdict    tree.Verdict
 	Kind       tree.ProcessKind
+	Kept       bool // the process half is that of the checkpoint before
 
 	// Queue is from the node's record to the start of the capture. Freeze is how
 	// long the sandbox stood still, Snapshot the part of it in the pool.

@@ -84,6 +84,7 @@ var capturesTable = define(Captures, "One row per attempt to make a node's check
 	instant("started_at", "When the capture started.", "unknown", func(r *CaptureRow) time.Time { return r.StartedAt }),
 	word("verdict", "What had to be saved.", "unknown", verdictWords, func(r *CaptureRow) uint8 { return uint8(r.Verdict) }),
 	word("kind", "How the process half was saved.", "it was not", kindWords, func(r *CaptureRow) uint8 { return uint8(r.Kind) }),
+	flag("kept", "Whether the process half is that of the checkpoint before, which still was true.", func(r *CaptureRow) bool { return r.Kept }),
 	nanos("queue_ns", "From the node's record to the start of the capture.", func(r *CaptureRow) time.Duration { return r.Queue }),
 	nanos("flush_ns", "Writing dirty data out before the freeze.", func(r *CaptureRow) time.Duration { return r.Flush }),
 	nanos("freeze_ns", "How long the sandbox stood still.", func(r *CaptureRow) time.Duration { return r.Freeze }),

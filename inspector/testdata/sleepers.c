@@ -194,6 +194,8 @@ static void do_replace(void) { MUST(rename("/w/other", "/w/old")); }
 static void do_move_folder(void) { MUST(rename("/w/d", "/w/moved")); }
 static void do_chmod_folder(void) { MUST(chmod("/w/d", 0700)); }
 static void do_write_image(void) { MUST(write(MUST(open("/lw/file", O_WRONLY)), "y", 1)); }
+static void do_drop_socket(void) { MUST(unlink("/w/socket")); }
+static void do_chmod_socket(void) { MUST(chmod("/w/socket", 0600)); }
 static void do_file_in_folder(void) { MUST(open("/w/d/new", O_CREAT | O_RDWR, 0600)); }
 
 #define S(f) {#f, stay_##f}
@@ -206,7 +208,7 @@ static struct { const char *name; void (*f)(void); } stays[] = {
 	D(nothing), D(kill), D(cont), D(probe), D(tgkill), D(pidfd_signal), D(queue), D(ptrace), D(vm_write), D(limits), D(own_limits), D(affinity), D(own_affinity),
 	D(batch), D(nice), D(ioprio), D(madvise), D(oom_score), D(their_mem), D(their_fd), D(read_their_fd), D(take_fd), D(fifo), D(tcp), D(unix), D(datagram), D(refused),
 	D(pipes), D(socketpair), D(own_terminal), D(temp), D(children), D(write_other), D(write_old), D(map_old), D(by_link), D(replace), D(move_folder), D(chmod_folder),
-	D(write_image), D(file_in_folder),
+	D(write_image), D(drop_socket), D(chmod_socket), D(file_in_folder),
 };
 
 int main(int argc, char **argv)

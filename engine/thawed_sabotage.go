@@ -1,0 +1,5 @@
+//go:build sabotage_thawed
+
+package engine
+
+const thawsLast = false
