@@ -40,5 +40,8 @@ echo "generate: the Python package's blocking face"
 echo "generate: the BPF programs"
 go generate ./bpf/...
 
+echo "generate: the numbers of system calls"
+go generate ./internal/seccomp
+
 echo "generate: pid 1 of a sandbox"
 engine/box/init/build.sh
