@@ -170,7 +170,7 @@ func (m *importer) admitDump(s *incoming, p *pb.ArchiveProcess) error {
 	if k == nil {
 		return fault.New(fault.Unsupported, "no_keeper", "the archive has dumps of processes, and there is no CRIU to restore them").WithHint(leave)
 	}
-	if p.Init != box.ProgramDigest {
+	if p.Init != box.ProgramDigest() {
 		return fault.New(fault.Unsupported, "other_program", "the archive has dumps in which pid 1 is that of another Boxwood, %q, and not this one's", m.r.Head.Boxwood).
 			WithHint("import it with the Boxwood that wrote it, or " + leave)
 	}

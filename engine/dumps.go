@@ -159,7 +159,7 @@ func (s *dumpSaving) freeze(ctx context.Context) error {
 	if err := s.write("witness.json", was); err != nil {
 		return err
 	}
-	if err := s.write("dump.json", dumpFile{saved, box.ProgramDigest}); err != nil {
+	if err := s.write("dump.json", dumpFile{saved, box.ProgramDigest()}); err != nil {
 		return err
 	}
 	return failpoint.Hit("dump saved")
@@ -365,7 +365,7 @@ func (k *dumpKeeper) restore(ctx context.Context, b *body, root box.Root, id box
 	if err != nil {
 		return errVault(state, err)
 	}
-	if file.Program != box.ProgramDigest {
+	if file.Program != box.ProgramDigest() {
 		return fault.New(fault.Precondition, "other_program", "it was saved by another version of Boxwood, whose pid 1 isn't here")
 	}
 	limit, cancel := context.WithTimeout(ctx, dumpLimit)

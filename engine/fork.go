@@ -269,6 +269,7 @@ type birth struct {
 func (e *Engine) conceive(p point, want, child int, o ForkOptions) *birth {
 	b := &birth{point: p, want: want, child: child}
 	limits := mergeLimits(o.Limits, p.tree.Defaults.Limits, e.cfg.Limits)
+	limits.Calls = p.tree.Defaults.Limits.Calls
 	gen := ids.NewGeneration()
 	if o.Seed != 0 {
 		b.seed = childSeed(o.Seed, p.node.ID, child)

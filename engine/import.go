@@ -105,14 +105,16 @@ type received struct {
 // admit refuses what this host can't restore, before anything is written.
 func (m *importer) admit() error {
 	h, v := m.r.Head, m.e.Store.View()
-	m.tree = archive.TreeRecord(h)
+	var err error
+	if m.tree, err = archive.TreeRecord(h); err != nil {
+		return err
+	}
 	if err := errors.Join(ids.Check(string(m.tree.ID), "tr_", "tree"), ids.Check(string(m.tree.Root), "nd_", "node")); err != nil {
 		return archive.Damaged("%w", err)
 	}
 	if _, err := v.Tree(m.tree.ID); err == nil && !m.how.NewIDs {
 		return fault.New(fault.Exists, "tree_exists", "tree %s is here already", m.tree.ID).WithHint("import it under new ids to have it twice")
 	}
-	var err error
 	if m.image, err = v.Image(string(m.tree.Image)); err != nil {
 		return fault.New(fault.Precondition, "no_image", "the tree stands on image %s, which isn't here", m.tree.Image).
 			WithHint("import that image first; the digest must be the same")

@@ -18,6 +18,7 @@ import (
 	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/internal/seccomp"
 	"github.com/boxwood-rl/boxwood/tree"
 )
 
@@ -64,7 +65,7 @@ type CreatedTree struct {
 // checkpoint of the image, of the node, or of the set-up that was run there.
 func (e *Engine) CreateTree(ctx context.Context, n NewTree, commit func(*tree.Tx, CreatedTree) error) (CreatedTree, error) {
 	arrived := time.Now()
-	from, image, err := e.start(ctx, n.Start)
+	from, image, err := e.start(ctx, n.Start, n.Defaults.Limits.Calls)
 	if err != nil {
 		return CreatedTree{}, err
 	}
@@ -130,7 +131,7 @@ func (e *Engine) uproot(ctx context.Context, t *tree.Tree) error {
 }
 
 // start finds the checkpoint that a tree starts from; nil means the image's base.
-func (e *Engine) start(ctx context.Context, s Start) (*tree.Checkpoint, *tree.Image, error) {
+func (e *Engine) start(ctx context.Context, s Start, calls seccomp.Groups) (*tree.Checkpoint, *tree.Image, error) {
 	if (s.Image != "") == (s.Node != "") {
 		return nil, nil, fault.New(fault.Invalid, "bad_start", "a tree starts from an image or from a node, and one of them must be named")
 	}
@@ -153,6 +154,10 @@ func (e *Engine) start(ctx context.Context, s Start) (*tree.Checkpoint, *tree.Im
 	t, err := v.Tree(n.Tree)
 	if err != nil {
 		return nil, nil, err
+	}
+	if was := t.Defaults.Limits.Calls; ck.Process == tree.Dump && was != calls {
+		return nil, nil, fault.New(fault.Precondition, "other_calls",
+			"processes are saved in node %s, which keep the system calls that they were allowed beyond the usual, %q; the tree asks for %q", n.ID, was, calls)
 	}
 	image, err := v.Image(string(t.Image))
 	return ck, image, err
@@ -213,7 +218,8 @@ func (e *Engine) setup(ctx context.Context, s Start, image *tree.Image, d tree.D
 		Start, User string
 		Env         map[string]string
 		Steps       []SetupStep
-	}{start, d.User, d.Env, steps})
+		Calls       seccomp.Groups `json:",omitempty"`
+	}{start, d.User, d.Env, steps, d.Limits.Calls})
 	if err != nil {
 		return "", false, err
 	}

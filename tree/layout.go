@@ -40,6 +40,7 @@ func layoutLimits(c *coder, l *Limits) {
 	signed(c, 2, &l.Pids)
 	signed(c, 3, &l.CPUMillis)
 	signed(c, 4, &l.DiskBytes)
+	unsigned(c, 5, &l.Calls)
 }
 
 // layoutNode is the part of a node that is kept in memory, too, as these bytes. Of

@@ -50,7 +50,8 @@ const (
 //	1  the first
 //	2  process states; a checkpoint names one
 //	3  node rows have ids and digests in binary, and not their own id; archived trees; runs
-const formatVersion = 3
+//	4  limits name system calls, which an older program would drop when it writes them again
+const formatVersion = 4
 
 var (
 	formatKey  = rowKey(metaRows, "format")

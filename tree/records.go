@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/internal/seccomp"
 )
 
 // Verdict is the sum of effects since the sandbox's last successful capture.
@@ -146,6 +147,9 @@ type Defaults struct {
 // Limits bound one sandbox; 0 means the server's default.
 type Limits struct {
 	MemoryBytes, Pids, CPUMillis, DiskBytes int64
+	// Calls that it may make beyond the usual. All sandboxes of a tree have the same: what runs in a
+	// saved process half was started under it.
+	Calls seccomp.Groups
 }
 
 // Node is a turn boundary in a tree. A node read from the store is a constant.

@@ -106,7 +106,7 @@ checkpoint's letter; one that changed nothing (○) shares its parent's, shown a
 
 func (a *app) treeNewCommand() *cobra.Command {
 	var image, node, user, cwd string
-	var setup []string
+	var setup, calls []string
 	var labels, env map[string]string
 	var without, quiet bool
 	c := a.jsonFlag(&cobra.Command{
@@ -118,7 +118,7 @@ func (a *app) treeNewCommand() *cobra.Command {
 		RunE: func(c *cobra.Command, _ []string) error {
 			r := &pb.CreateTreeRequest{
 				Start: &pb.CreateTreeRequest_Image{Image: image}, WithSandbox: !without, Labels: labels,
-				Defaults: &pb.Defaults{User: user, Cwd: cwd, Env: env},
+				Defaults: &pb.Defaults{User: user, Cwd: cwd, Env: env, AllowCalls: calls},
 			}
 			if count(image != "", node != "") != 1 {
 				return usage(c, fmt.Errorf("name exactly one of --image and --node"))
@@ -156,6 +156,7 @@ func (a *app) treeNewCommand() *cobra.Command {
 	c.Flags().StringArrayVar(&setup, "setup", nil, "a line for bash, run once for all trees that ask for the same; may be repeated")
 	c.Flags().StringVar(&user, "user", "", "user of its turns")
 	c.Flags().StringVar(&cwd, "cwd", "", "working folder of its turns")
+	c.Flags().StringSliceVar(&calls, "allow-calls", nil, "system calls that its sandboxes may make beyond the usual: io_uring, keyring, userfaultfd, perf, namespaces")
 	c.Flags().StringToStringVarP(&env, "env", "e", nil, "environment of its turns, NAME=VALUE")
 	c.Flags().StringToStringVar(&labels, "label", nil, "labels, NAME=VALUE")
 	c.Flags().BoolVar(&without, "no-sandbox", false, "make no sandbox")

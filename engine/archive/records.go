@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/internal/seccomp"
 	pb "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 	"github.com/boxwood-rl/boxwood/tree"
 )
@@ -95,23 +96,28 @@ func TreeMessage(t *tree.Tree) *pb.Tree {
 	return &pb.Tree{Id: string(t.ID), RootId: string(t.Root), Image: string(t.Image), Labels: t.Labels, CreatedAt: Nanos(t.CreatedAt), Closed: t.Closed}
 }
 
-// TreeRecord is the tree of an archive, open.
-func TreeRecord(h *pb.ArchiveHeader) tree.Tree {
+// TreeRecord is the tree of an archive, open. It may ask for calls that aren't known here.
+func TreeRecord(h *pb.ArchiveHeader) (tree.Tree, error) {
 	m, d := h.GetTree(), h.GetDefaults()
 	l := d.GetLimits()
+	calls, err := seccomp.Parse(d.GetAllowCalls())
+	if err != nil {
+		return tree.Tree{}, err
+	}
 	return tree.Tree{
 		ID: ids.Tree(m.GetId()), Root: ids.Node(m.GetRootId()), Image: ids.Image(m.GetImage()), Labels: m.GetLabels(), CreatedAt: instant(m.GetCreatedAt()),
 		Defaults: tree.Defaults{
 			User: d.GetUser(), Cwd: d.GetCwd(), Env: d.GetEnv(), Lease: time.Duration(d.GetLeaseNs()), TurnDeadline: time.Duration(d.GetTurnDeadlineNs()),
-			Limits: tree.Limits{MemoryBytes: l.GetMemoryBytes(), Pids: l.GetPids(), CPUMillis: l.GetCpuMillis(), DiskBytes: l.GetDiskBytes()},
+			Limits: tree.Limits{MemoryBytes: l.GetMemoryBytes(), Pids: l.GetPids(), CPUMillis: l.GetCpuMillis(), DiskBytes: l.GetDiskBytes(), Calls: calls},
 		},
-	}
+	}, nil
 }
 
 // DefaultsMessage are those of a tree.
 func DefaultsMessage(d tree.Defaults) *pb.Defaults {
 	return &pb.Defaults{
 		User: d.User, Cwd: d.Cwd, Env: d.Env, LeaseNs: int64(d.Lease), TurnDeadlineNs: int64(d.TurnDeadline),
-		Limits: &pb.Limits{MemoryBytes: d.Limits.MemoryBytes, Pids: d.Limits.Pids, CpuMillis: d.Limits.CPUMillis, DiskBytes: d.Limits.DiskBytes},
+		Limits:     &pb.Limits{MemoryBytes: d.Limits.MemoryBytes, Pids: d.Limits.Pids, CpuMillis: d.Limits.CPUMillis, DiskBytes: d.Limits.DiskBytes},
+		AllowCalls: d.Limits.Calls.Names(),
 	}
 }

@@ -15,6 +15,8 @@ import (
 
 	"github.com/boxwood-rl/boxwood/engine/criu"
 	"github.com/boxwood-rl/boxwood/internal/cgroup"
+	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/seccomp"
 )
 
 // Saved is what the processes of a box were saved as.
@@ -25,6 +27,8 @@ type Saved struct {
 	Listener uint64 `json:"listener"`
 	// Commands that pid 1 had counted.
 	Commands uint64 `json:"commands"`
+	// Calls that the processes may make beyond the usual.
+	Calls seccomp.Groups `json:"calls,omitempty"`
 	// Sessions says of each process that is in the group of a session which one that is; both
 	// by their numbers inside.
 	Sessions map[int]int `json:"sessions,omitempty"`
@@ -78,19 +82,25 @@ func (h *Host) guard(slot int, g *cgroup.Group) (*os.File, error) {
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_SH|unix.LOCK_NB); err != nil {
 		return nil, err
 	}
-	h.spawning.Lock()
-	defer h.spawning.Unlock()
-	n := h.nursery
-	n.wire.SetReadDeadline(time.Now().Add(stepLimit))
-	id, err := n.wire.send(opGuard, nil, int(freeze.Fd()), int(r.Fd()), int(lock.Fd()))
-	if err != nil {
-		return nil, err
-	}
-	if _, err := n.wire.expect(n.buf, id, replyDone, 0); err != nil {
+	if err := h.ask(opGuard, int(freeze.Fd()), int(r.Fd()), int(lock.Fd())); err != nil {
 		return nil, err
 	}
 	ok = true
 	return w, nil
+}
+
+// ask has the nursery do something with descriptors.
+func (h *Host) ask(what op, fds ...int) error {
+	h.spawning.Lock()
+	defer h.spawning.Unlock()
+	n := h.nursery
+	n.wire.SetReadDeadline(time.Now().Add(stepLimit))
+	id, err := n.wire.send(what, nil, fds...)
+	if err != nil {
+		return err
+	}
+	_, err = n.wire.expect(n.buf, id, replyDone, 0)
+	return err
 }
 
 // awaitGuard waits until nobody stands by to thaw a box any more.
@@ -174,7 +184,7 @@ func (b *box) rejoin(ctx context.Context) error {
 // Save dumps the processes of a frozen box that has parted, into an empty folder.
 // It stays frozen.
 func (b *box) Save(ctx context.Context, by *criu.Program, images string) (Saved, error) {
-	s := Saved{Images: images, Commands: b.starts.Load() + b.rec.Before}
+	s := Saved{Images: images, Commands: b.starts.Load() + b.rec.Before, Calls: b.rec.Calls}
 	link, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", b.rec.PID, listenerFD))
 	if err != nil {
 		return s, b.orGone(err)
@@ -234,6 +244,9 @@ func (h *Host) Restore(ctx context.Context, root Root, id Identity, s Saved, by 
 	if err := checkIdentity(id); err != nil {
 		return nil, err
 	}
+	if id.Limits.Calls != s.Calls {
+		return nil, fault.New(fault.Precondition, "other_calls", "it was saved with the calls %q allowed beyond the usual, not %q", s.Calls, id.Limits.Calls)
+	}
 	h.begin()
 	defer h.end()
 	z, err := h.take()
@@ -271,7 +284,12 @@ func (z *zygote) revive(ctx context.Context, root Root, id Identity, s Saved, by
 	z.pid, err = by.Restore(ctx, criu.Load{
 		Images: s.Images, Root: mount, Control: z.h.controlDir(z.slot), Cgroup: z.group.Dir, Tasks: tasks,
 		IDBase: uint32(idBase(z.slot)), Hostname: id.Hostname, Socket: socket, SocketInode: s.Listener,
-		Stopped: func(root, program int) error { return z.settle(root, program, s.Sessions) },
+		Stopped: func(root, program int) error {
+			if err := z.settle(root, program, s.Sessions); err != nil || s.Calls&seccomp.Namespaces != 0 || restoredNests {
+				return err
+			}
+			return z.forbidNesting(root)
+		},
 	})
 	if err != nil {
 		return nil, err
@@ -282,7 +300,7 @@ func (z *zygote) revive(ctx context.Context, root Root, id Identity, s Saved, by
 	if err := cgroup.Await(ctx, z.group.Run, "frozen", 1); err != nil {
 		return nil, err
 	}
-	b := newUnstarted(z, record{Slot: z.slot, PID: z.pid, Start: z.start, Generation: id.Generation, Seed: id.Seed, Before: s.Commands})
+	b := newUnstarted(z, record{Slot: z.slot, PID: z.pid, Start: z.start, Generation: id.Generation, Seed: id.Seed, Calls: s.Calls, Before: s.Commands})
 	b.held = true
 	if err := b.rejoin(ctx); err != nil {
 		return nil, err
@@ -388,6 +406,16 @@ func listen(dir string) (*os.File, error) {
 		return nil, err
 	}
 	return os.NewFile(uintptr(fd), socketName), nil
+}
+
+// forbidNesting does to a restored box what its first pid 1 did when it got its root: see init/nesting.c.
+func (z *zygote) forbidNesting(root int) error {
+	userns, err := os.Open(fmt.Sprintf("/proc/%d/ns/user", root))
+	if err != nil {
+		return err
+	}
+	defer userns.Close()
+	return z.h.ask(opNoNesting, int(userns.Fd()))
 }
 
 // settle moves all restored processes but pid 1 to where a turn's are, and keeps them from running

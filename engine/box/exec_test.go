@@ -394,7 +394,7 @@ func TestMemoryBomb(t *testing.T) {
 
 func TestPID1IsOutOfReach(t *testing.T) {
 	h := openHost(t)
-	b := startBox(t, h)
+	b := startBox(t, h, nesting) // which gives most to whoever attacks
 	for _, script := range []string{
 		"kill -9 1", "kill -STOP 1", "kill -TERM 1", "kill -SEGV 1", "kill -CHLD 1; kill -PIPE 1",
 		"kill -9 -1", // everything that can be killed, itself spared

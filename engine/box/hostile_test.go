@@ -52,7 +52,7 @@ func installSelf(t *testing.T, b *box) {
 
 func TestHostileClientIsRefused(t *testing.T) {
 	h := openHost(t)
-	b := startBox(t, h)
+	b := startBox(t, h, nesting)
 	installSelf(t, b)
 	env := []string{"PATH=/bin", "BOXWOOD_TEST_HOSTILE=1"}
 	if r := run(t, b, Command{Argv: []string{"/tmp/hostile"}, Env: env}); r.out != "permission denied\n" {

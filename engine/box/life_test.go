@@ -61,7 +61,9 @@ func TestKillLeavesNothing(t *testing.T) {
 		}
 	})
 	root := newRoot(t)
-	kept, err := h.Start(context.Background(), root, testIdentity)
+	id := testIdentity
+	nesting(&id)
+	kept, err := h.Start(context.Background(), root, id)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,8 +92,8 @@ func TestKillLeavesNothing(t *testing.T) {
 	mustKill(t, again)
 	mu.Lock()
 	defer mu.Unlock()
-	id := b.RunCgroup()
-	if want := []string{fmt.Sprint(id, false), fmt.Sprint(id, true)}; !slices.Equal(told[:2], want) {
+	run := b.RunCgroup()
+	if want := []string{fmt.Sprint(run, false), fmt.Sprint(run, true)}; !slices.Equal(told[:2], want) {
 		t.Errorf("OnBox was told %v, not %v", told, want)
 	}
 }

@@ -7,6 +7,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync"
+
+	"github.com/boxwood-rl/boxwood/internal/seccomp"
 )
 
 // boxinit is both the nursery and pid 1; init/build.sh makes it.
@@ -14,12 +18,12 @@ import (
 //go:embed init/boxinit
 var boxinit []byte
 
-// ProgramDigest names pid 1's program. Memory that was saved under one can't be
-// restored over another.
-var ProgramDigest = func() string {
-	sum := sha256.Sum256(boxinit)
+// ProgramDigest names pid 1's program and the filters of system calls. Memory that was saved under
+// one can't be restored over another, and processes keep the filter that they were saved with.
+var ProgramDigest = sync.OnceValue(func() string {
+	sum := sha256.Sum256(append(slices.Clone(boxinit), seccomp.Digest()...))
 	return hex.EncodeToString(sum[:8])
-}()
+})
 
 // In each control folder pid 1's program has the name programName; it is a link to
 // one of two files beside these folders. A zygote executes one that can't be read:

@@ -3,6 +3,7 @@ package box
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"github.com/boxwood-rl/boxwood/internal/cgroup"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/overlay"
+	"github.com/boxwood-rl/boxwood/internal/seccomp"
 	"github.com/boxwood-rl/boxwood/tree"
 )
 
@@ -50,6 +52,9 @@ func checkIdentity(id Identity) error {
 	if len(id.MachineID) != 32 || strings.Trim(id.MachineID, "0123456789abcdef") != "" {
 		return fault.New(fault.Invalid, "bad_machine_id", "%q is not a machine id of 32 hex digits", id.MachineID)
 	}
+	if !id.Limits.Calls.Valid() {
+		return fault.New(fault.Invalid, "bad_calls", "groups %#x of system calls aren't known here", uint64(id.Limits.Calls))
+	}
 	if strings.ContainsRune(id.Generation+id.Seed, 0) {
 		return fault.New(fault.Invalid, "bad_identity", "generation and seed may not hold NUL bytes")
 	}
@@ -79,8 +84,7 @@ func (z *zygote) attach(ctx context.Context, root Root, id Identity) (*box, erro
 		deadline = d
 	}
 	z.wire.SetReadDeadline(deadline)
-	body := append(append([]byte(id.Hostname), 0), id.MachineID...)
-	req, err := z.wire.send(opAttach, append(body, 0), int(mount.Fd()), z.leaf, z.kill)
+	req, err := z.wire.send(opAttach, attachBody(id), int(mount.Fd()), z.leaf, z.kill)
 	if err != nil {
 		return nil, err
 	}
@@ -95,17 +99,29 @@ func (z *zygote) attach(ctx context.Context, root Root, id Identity) (*box, erro
 	}
 	z.wire.SetReadDeadline(time.Time{})
 	z.releaseStage()
-	return newBox(z, record{Slot: z.slot, PID: z.pid, Start: z.start, Generation: id.Generation, Seed: id.Seed}), nil
+	return newBox(z, record{Slot: z.slot, PID: z.pid, Start: z.start, Generation: id.Generation, Seed: id.Seed, Calls: id.Limits.Calls}), nil
+}
+
+func attachBody(id Identity) []byte {
+	nests := uint32(0)
+	if id.Limits.Calls&seccomp.Namespaces != 0 {
+		nests = 1
+	}
+	body := binary.LittleEndian.AppendUint32(nil, nests)
+	body = append(append(body, id.Hostname...), 0)
+	body = append(append(body, id.MachineID...), 0)
+	return append(body, seccomp.Program(id.Limits.Calls)...)
 }
 
 // record is what Adopt needs to find a box again.
 type record struct {
-	Slot       int    `json:"slot"`
-	PID        int    `json:"pid"`
-	Start      uint64 `json:"start"` // of pid 1, in clock ticks after boot
-	Generation string `json:"generation,omitempty"`
-	Seed       string `json:"seed,omitempty"`
-	Before     uint64 `json:"before,omitempty"` // commands that pid 1 had counted when it was saved
+	Slot       int            `json:"slot"`
+	PID        int            `json:"pid"`
+	Start      uint64         `json:"start"` // of pid 1, in clock ticks after boot
+	Generation string         `json:"generation,omitempty"`
+	Seed       string         `json:"seed,omitempty"`
+	Calls      seccomp.Groups `json:"calls,omitempty"`
+	Before     uint64         `json:"before,omitempty"` // commands that pid 1 had counted when it was saved
 }
 
 // statFields are those of /proc/PID/stat after the name, which may hold anything;

@@ -31,6 +31,7 @@ const (
 	opPart
 	opListen
 	opGuard
+	opNoNesting
 )
 
 type kind uint16

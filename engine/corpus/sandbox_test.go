@@ -23,6 +23,7 @@ import (
 	"github.com/boxwood-rl/boxwood/inspector"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/internal/miniroot"
+	"github.com/boxwood-rl/boxwood/internal/seccomp"
 	"github.com/boxwood-rl/boxwood/internal/testenv"
 	"github.com/boxwood-rl/boxwood/tree"
 )
@@ -115,7 +116,9 @@ func mustHost(t testing.TB, o options) *host {
 	})
 	_, err = h.e.ImportImage(bounded(t), image(t, dir), "corpus", func(string, int64, int64) {})
 	must(t, err)
-	made, err := h.e.CreateTree(bounded(t), engine.NewTree{Start: engine.Start{Image: "corpus"}, WithSandbox: true}, nil)
+	made, err := h.e.CreateTree(bounded(t), engine.NewTree{
+		Start: engine.Start{Image: "corpus"}, WithSandbox: true, Defaults: tree.Defaults{Limits: tree.Limits{Calls: seccomp.All}},
+	}, nil)
 	must(t, err)
 	// The same files again, as the sandbox's own instead of the image's.
 	r, err := h.e.RunTurn(bounded(t), made.Sandbox.ID, engine.Command{Shell: "cp -a /w /u"}, engine.NodeInput{}, 0, nil)

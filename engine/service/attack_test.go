@@ -342,7 +342,7 @@ func TestForkingChainSurvives(t *testing.T) {
 // withheld forks to the same tree, and a turn judged none has left its parent's.
 func TestHostileTurns(t *testing.T) {
 	d := running(t)
-	root, _ := d.newTree(t)
+	root, _ := d.newTree(t, "namespaces")
 	fork := func(t *testing.T) *boxwoodv1.Sandbox {
 		r := d.tryFork(t, &boxwoodv1.ForkRequest{Limits: &boxwoodv1.Limits{DiskBytes: 32 << 20, Pids: 64}, Wants: []*boxwoodv1.ForkRequest_Want{
 			{From: &boxwoodv1.ForkRequest_Want_NodeId{NodeId: root.GetId()}, Count: 1}}})

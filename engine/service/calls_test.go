@@ -11,10 +11,11 @@ import (
 
 // Short forms of calls that must work.
 
-func (d *daemon) newTree(t testing.TB) (*boxwoodv1.Node, *boxwoodv1.Sandbox) {
+func (d *daemon) newTree(t testing.TB, calls ...string) (*boxwoodv1.Node, *boxwoodv1.Sandbox) {
 	t.Helper()
 	r, err := d.client.CreateTree(ctx(t), &boxwoodv1.CreateTreeRequest{
 		Start: &boxwoodv1.CreateTreeRequest_Image{Image: "mini"}, WithSandbox: true,
+		Defaults: &boxwoodv1.Defaults{AllowCalls: calls},
 	})
 	if err != nil {
 		t.Fatal("creating a tree: ", err)

@@ -182,6 +182,7 @@ assert ring >= 0, ctypes.get_errno()`, "io_uring"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := odd(c.name, c.start)
+			p.calls = []string{"io_uring"}
 			sb := d.newPayload(t, p)
 			n := d.run(t, sb.GetId(), p.start).GetNode()
 			if o := n.GetObservation(); o.GetExitCode() != 0 {

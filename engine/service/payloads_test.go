@@ -24,6 +24,8 @@ type payload struct {
 	name string
 	// needs a program of the host.
 	needs string
+	// calls that it may make beyond the usual.
+	calls []string
 	// start leaves it running. step prints the number.
 	start, step string
 	nightly     bool
@@ -95,6 +97,7 @@ func (d *daemon) newPayload(t testing.TB, p payload) *boxwoodv1.Sandbox {
 	})
 	r, err := d.client.CreateTree(ctx(t), &boxwoodv1.CreateTreeRequest{
 		Start: &boxwoodv1.CreateTreeRequest_Image{Image: "payloads"}, WithSandbox: true,
+		Defaults: &boxwoodv1.Defaults{AllowCalls: p.calls},
 	})
 	if err != nil {
 		t.Fatal("creating a tree: ", err)

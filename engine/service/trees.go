@@ -11,6 +11,7 @@ import (
 	"github.com/boxwood-rl/boxwood/engine"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/internal/seccomp"
 	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 	"github.com/boxwood-rl/boxwood/tree"
 )
@@ -24,6 +25,10 @@ func (s *Service) CreateTree(ctx context.Context, req *boxwoodv1.CreateTreeReque
 		n.Defaults = tree.Defaults{
 			User: d.GetUser(), Cwd: d.GetCwd(), Env: d.GetEnv(), Limits: limits(d.GetLimits()),
 			Lease: time.Duration(d.GetLeaseNs()), TurnDeadline: time.Duration(d.GetTurnDeadlineNs()),
+		}
+		var err error
+		if n.Defaults.Limits.Calls, err = seccomp.Parse(d.GetAllowCalls()); err != nil {
+			return nil, err
 		}
 	}
 	for i, step := range req.GetSetup() {

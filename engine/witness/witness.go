@@ -204,7 +204,7 @@ func (l *look) process(pid int, own bool) (*Process, error) {
 	groups := strings.Fields(shift(st["Groups"], l.gid))
 	sort.Strings(groups)
 	fact("groups", strings.Join(groups, " "))
-	for _, k := range []string{"CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp"} {
+	for _, k := range []string{"CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp", "Seccomp_filters"} {
 		fact(k, st[k])
 	}
 	for _, name := range []string{"cwd", "root", "exe"} {

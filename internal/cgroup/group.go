@@ -37,7 +37,7 @@ type Group struct {
 // can see no cgroup file system, so this is all it can do.
 func (r *Root) Make(name string, owner int, l Limits) (*Group, error) {
 	g := r.group(name)
-	for _, dir := range append([]string{g.Dir, g.Run}, g.v1()...) {
+	for _, dir := range g.Dirs() {
 		if err := unix.Mkdir(dir, 0o755); err != nil {
 			g.Remove()
 			return nil, fmt.Errorf("making the cgroup %s: %w", dir, err)
@@ -71,6 +71,9 @@ func (r *Root) group(name string) *Group {
 	dir := filepath.Join(r.V2, name)
 	return &Group{root: r, name: name, Dir: dir, Run: dir + "/run"}
 }
+
+// Dirs are the folders of a sandbox in all hierarchies.
+func (g *Group) Dirs() []string { return append([]string{g.Dir, g.Run}, g.v1()...) }
 
 func (g *Group) v1() []string {
 	dirs := make([]string, len(g.root.v1dirs))

@@ -7,4 +7,4 @@ here=$(cd "$(dirname "$0")" && pwd)
 out=${1:-$here/boxinit}
 cd "$here"
 ${CC:-gcc} -static -no-pie -O2 -std=gnu11 -Wall -Wextra -Werror -fno-ident -ffile-prefix-map="$here"=. \
-	-Wl,--build-id=none -s -o "$out" main.c guard.c zygote.c wire.c serve.c session.c spawn.c files.c
+	-Wl,--build-id=none -s -o "$out" main.c guard.c nesting.c zygote.c wire.c serve.c session.c spawn.c files.c

@@ -15,10 +15,12 @@
 
 #include <linux/mount.h>
 #include <linux/sched.h>
+#include <linux/seccomp.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <grp.h>
@@ -181,6 +183,43 @@ static void own_signals(void)
 	syscall(SYS_rt_sigprocmask, SIG_SETMASK, &none, NULL, sizeof none);
 }
 
+// own_limits are those of every sandbox, whatever the daemon was started with. Processes and memory
+// are bounded by cgroups; what the kernel counts by user is counted by box, each having its own.
+static void own_limits(void)
+{
+	static const struct {
+		int what;
+		rlim_t soft, hard;
+	} limits[] = {
+		{RLIMIT_CORE, 0, RLIM_INFINITY}, // core dumps write past the inspector
+		{RLIMIT_NOFILE, 1024, 524288},
+		{RLIMIT_MEMLOCK, 8 << 20, 8 << 20},
+		{RLIMIT_MSGQUEUE, 819200, 819200},
+		{RLIMIT_SIGPENDING, 16384, 16384},
+		{RLIMIT_NICE, 0, 0},
+		{RLIMIT_RTPRIO, 0, 0},
+		{RLIMIT_RTTIME, RLIM_INFINITY, RLIM_INFINITY},
+		{RLIMIT_STACK, 8 << 20, RLIM_INFINITY},
+		{RLIMIT_NPROC, RLIM_INFINITY, RLIM_INFINITY},
+		{RLIMIT_FSIZE, RLIM_INFINITY, RLIM_INFINITY},
+		{RLIMIT_DATA, RLIM_INFINITY, RLIM_INFINITY},
+		{RLIMIT_AS, RLIM_INFINITY, RLIM_INFINITY},
+		{RLIMIT_CPU, RLIM_INFINITY, RLIM_INFINITY},
+		{RLIMIT_RSS, RLIM_INFINITY, RLIM_INFINITY},
+		{RLIMIT_LOCKS, RLIM_INFINITY, RLIM_INFINITY},
+	};
+	for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
+		struct rlimit now, want = {limits[i].soft, limits[i].hard};
+		if (getrlimit(limits[i].what, &now) || !setrlimit(limits[i].what, &want))
+			continue;
+		// A daemon that may not raise what it was given hands on less.
+		want.rlim_max = want.rlim_max < now.rlim_max ? want.rlim_max : now.rlim_max;
+		want.rlim_cur = want.rlim_cur < want.rlim_max ? want.rlim_cur : want.rlim_max;
+		if (setrlimit(limits[i].what, &want))
+			fail("resource limits");
+	}
+}
+
 int main(int argc, char **argv)
 {
 	if (argc == 2 && !strcmp(argv[1], "pid1"))
@@ -191,7 +230,11 @@ int main(int argc, char **argv)
 	}
 	prctl(PR_SET_DUMPABLE, 0);
 	prctl(PR_SET_NAME, "boxinit");
+	uint32_t action = SECCOMP_RET_ERRNO;
+	if (syscall(SYS_seccomp, SECCOMP_GET_ACTION_AVAIL, 0, &action))
+		fail("this kernel has no seccomp filters (CONFIG_SECCOMP_FILTER)");
 	own_signals();
+	own_limits();
 	signal(SIGCHLD, SIG_IGN); // children are reaped by the kernel; zygotes put it back
 	signal(SIGINT, SIG_IGN);  // a terminal's ^C is for the daemon to handle
 	setsid();
@@ -211,6 +254,8 @@ int main(int argc, char **argv)
 			memcpy(&h, buf, sizeof h);
 			if (h.op == OP_SPAWN)
 				spawn(h.id, buf + sizeof h, n - sizeof h, fds, nfds);
+			if (h.op == OP_NO_NESTING && nfds == 1)
+				forbid_nesting_of(h.id, DAEMON, fds[0]);
 			if (h.op == OP_GUARD && nfds == 3 && guard(fds)) {
 				nfds = 0; // they are the guard's
 				reply(DAEMON, h.id, R_DONE, NULL, 0, NULL, 0);

@@ -30,7 +30,7 @@ enum {
 
 enum op {
 	OP_SPAWN = 1,  // nursery: u32 slot, u32 idbase; fds: v2 cgroup, v1 "tasks"...
-	OP_ATTACH = 2, // hostname\0 machine-id\0; fds: overlay, leaf, leaf's cgroup.kill
+	OP_ATTACH = 2, // u32 whether namespaces may be made, hostname\0 machine-id\0 struct sock_filter...; fds: overlay, leaf, leaf's cgroup.kill
 	OP_EXEC = 3,   // struct exec_head, strings, first bytes of stdin
 	OP_STDIN = 4,  // bytes; without MORE these are the last
 	OP_LEAF = 5,   // u32 number; fds: leaf, leaf's cgroup.kill
@@ -44,6 +44,7 @@ enum op {
 	OP_PART = 13,   // let go of all that is outside: the leaf, and after R_DONE the connection
 	OP_GUARD = 15,  // nursery: see guard.c; fds: cgroup.freeze, pipe, lock
 	OP_LISTEN = 14, // fd: the socket to listen on from now on
+	OP_NO_NESTING = 16, // nursery: no namespaces may be made; fd: user namespace
 };
 enum { MORE = 1 };
 
@@ -118,6 +119,11 @@ int reply(int sock, uint32_t id, enum kind kind, const void *body, size_t n, con
 int reply_error(int sock, uint32_t id, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 uint64_t now_us(void);
 bool split(char *strings, size_t n, struct command *c, char **vector, uint32_t argc, uint32_t envc);
+
+// nesting.c
+int open_nesting(const char *proc);
+int forbid_nesting(int fd);
+void forbid_nesting_of(uint32_t id, int daemon, int userns);
 
 // guard.c
 bool guard(const int *fds);

@@ -6,8 +6,10 @@
 // is where the overlay goes.
 #include "wire.h"
 
+#include <linux/filter.h>
 #include <linux/mount.h>
 #include <linux/openat2.h>
+#include <linux/seccomp.h>
 #include <net/if.h>
 #include <sched.h>
 #include <signal.h>
@@ -15,16 +17,16 @@
 #include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 
 enum { SAFE = MS_NOSUID | MS_NODEV | MS_NOEXEC };
 
 // What a zygote hands to itself when it executes pid 1's program.
-enum { CONN = 3, LISTENER = 4, MACHINE_ID = 5, HANDED = 6 };
+enum { CONN = 3, LISTENER = 4, MACHINE_ID = 5, NESTING = 6, HANDED = 7 };
 
 static int machine_id = MACHINE_ID; // written at attach; nobody else can write to the folder
+static int nesting = NESTING;       // the limit of namespaces, written at attach
 
 static int bad(const char *what)
 {
@@ -37,11 +39,11 @@ static int read_only_bind(const char *from, const char *to, unsigned long flags)
 	return mount(from, to, NULL, MS_BIND, NULL) || mount(NULL, to, NULL, MS_BIND | MS_REMOUNT | MS_RDONLY | flags, NULL);
 }
 
-static int stage_mounts(void)
+static int stage_mounts(int *nest)
 {
 	if (mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL))
 		return bad("making mounts private");
-	if (mount("proc", "/p", "proc", SAFE, NULL) || read_only_bind("/p/sys", "/p/sys", SAFE))
+	if (mount("proc", "/p", "proc", SAFE, NULL) || (*nest = open_nesting("/p")) < 0 || read_only_bind("/p/sys", "/p/sys", SAFE))
 		return bad("proc");
 	if (mount("sysfs", "/s", "sysfs", SAFE | MS_RDONLY, NULL))
 		return bad("sysfs");
@@ -55,7 +57,7 @@ static int stage_mounts(void)
 // stage_control binds our socket in the control folder, which after that can be
 // seen from inside only through a read-only mount. The socket is bound by the name
 // that it has in the box.
-static int stage_control(uint32_t slot)
+static int stage_control(uint32_t slot, int nest)
 {
 	char path[64];
 	snprintf(path, sizeof path, "/control/%u", slot);
@@ -72,8 +74,14 @@ static int stage_control(uint32_t slot)
 		return bad("machine-id");
 	if (read_only_bind(path, "/ro", MS_NOSUID | MS_NODEV) || read_only_bind("/run/box/machine-id", "/m", SAFE))
 		return bad("read-only control folder");
-	if (dup2(l, HANDED) != HANDED || dup2(id, HANDED + 1) != HANDED + 1 || dup2(HANDED, LISTENER) != LISTENER || dup2(HANDED + 1, MACHINE_ID) != MACHINE_ID)
-		return bad("descriptors");
+	// By way of numbers that are none of theirs.
+	const int from[] = {l, id, nest}, to[] = {LISTENER, MACHINE_ID, NESTING};
+	for (int i = 0; i < 3; i++)
+		if (dup2(from[i], 2 * HANDED + i) < 0)
+			return bad("descriptors");
+	for (int i = 0; i < 3; i++)
+		if (dup2(2 * HANDED + i, to[i]) < 0)
+			return bad("descriptors");
 	return 0;
 }
 
@@ -98,7 +106,8 @@ void stage(uint32_t slot)
 		bad("signals");
 		return;
 	}
-	if (stage_mounts() || stage_control(slot))
+	int nest;
+	if (stage_mounts(&nest) || stage_control(slot, nest))
 		return;
 	execve("/ro/boxinit", argv, envp);
 	bad("/ro/boxinit");
@@ -125,11 +134,6 @@ void pid1(void)
 	setsid(); // the nursery's session can't be seen from inside
 	if (prctl(PR_SET_DUMPABLE, 0))
 		_exit(1);
-	struct rlimit r;
-	if (!getrlimit(RLIMIT_CORE, &r)) { // core dumps write past the inspector
-		r.rlim_cur = 0;
-		setrlimit(RLIMIT_CORE, &r);
-	}
 	drop_bounding_set();
 	if (own_files() || loopback_up())
 		_exit(1);
@@ -169,13 +173,15 @@ static int put(int sock, uint32_t id, int from, const char *path, int root, cons
 // before this function is over. After a failure the zygote is of no use.
 int attach(int sock, uint32_t id, const char *body, size_t n, int overlay, uint64_t start)
 {
-	const char *host = body, *mid = memchr(body, 0, n);
-	if (!mid || n < 2 || body[n - 1]) {
+	const char *end = body + n, *host = body + 4, *mid = n > 4 ? memchr(host, 0, n - 4) : NULL, *filter = mid ? memchr(mid + 1, 0, end - mid - 1) : NULL;
+	if (!filter || ++filter == end || (end - filter) % sizeof(struct sock_filter)) {
 		reply_error(sock, id, "malformed request to attach");
 		return -1;
 	}
 	mid++;
-	size_t mid_len = strnlen(mid, body + n - mid);
+	size_t mid_len = strlen(mid);
+	uint32_t nests;
+	memcpy(&nests, body, sizeof nests);
 	if (syscall(SYS_move_mount, overlay, "", AT_FDCWD, "/new", MOVE_MOUNT_F_EMPTY_PATH)) {
 		reply_error(sock, id, "mounting the root: %s", strerror(errno));
 		return -1;
@@ -195,6 +201,10 @@ int attach(int sock, uint32_t id, const char *body, size_t n, int overlay, uint6
 	    put(sock, id, AT_FDCWD, "/d", root, "/dev") || put(sock, id, shm, "", root, "/dev/shm") ||
 	    put(sock, id, AT_FDCWD, "/ro", root, "/run/box") || put(sock, id, AT_FDCWD, "/m", root, "/etc/machine-id"))
 		return -1;
+	if (!nests && forbid_nesting(nesting)) {
+		reply_error(sock, id, "forbidding namespaces: %s", strerror(errno));
+		return -1;
+	}
 	if (write(machine_id, mid, mid_len) != (ssize_t)mid_len || write(machine_id, "\n", 1) != 1 ||
 	    sethostname(host, strlen(host)) || chdir("/new") || syscall(SYS_pivot_root, ".", ".")) {
 		reply_error(sock, id, "taking the root: %s", strerror(errno));
@@ -205,9 +215,14 @@ int attach(int sock, uint32_t id, const char *body, size_t n, int overlay, uint6
 	if (umount2(".", MNT_DETACH) || chdir("/"))
 		return -1;
 	close(machine_id);
+	close(nesting);
 	close(shm);
 	close(folder);
 	close(root);
+	// Everything that this process starts has the filter, too. Setting one takes a capability that is given up next.
+	struct sock_fprog p = {.len = (end - filter) / sizeof(struct sock_filter), .filter = (struct sock_filter *)filter};
+	if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &p))
+		return -1;
 	limit_own_capabilities();
 	return 0;
 }

@@ -2381,8 +2381,12 @@ type Defaults struct {
 	LeaseNs int64 `protobuf:"varint,5,opt,name=lease_ns,json=leaseNs,proto3" json:"lease_ns,omitempty"`
 	// The deadline of a turn that names none.
 	TurnDeadlineNs int64 `protobuf:"varint,6,opt,name=turn_deadline_ns,json=turnDeadlineNs,proto3" json:"turn_deadline_ns,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Groups of system calls that sandboxes may make beyond the usual: "io_uring", "keyring",
+	// "userfaultfd", "perf", "namespaces". A tree that starts from a node with saved processes
+	// has to name the same as that node's.
+	AllowCalls    []string `protobuf:"bytes,7,rep,name=allow_calls,json=allowCalls,proto3" json:"allow_calls,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Defaults) Reset() {
@@ -2455,6 +2459,13 @@ func (x *Defaults) GetTurnDeadlineNs() int64 {
 		return x.TurnDeadlineNs
 	}
 	return 0
+}
+
+func (x *Defaults) GetAllowCalls() []string {
+	if x != nil {
+		return x.AllowCalls
+	}
+	return nil
 }
 
 type CreateTreeRequest struct {
@@ -9059,14 +9070,16 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\vFileToWrite\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x18\n" +
 	"\acontent\x18\x02 \x01(\fR\acontent\x12\x12\n" +
-	"\x04mode\x18\x03 \x01(\rR\x04mode\"\x8a\x02\n" +
+	"\x04mode\x18\x03 \x01(\rR\x04mode\"\xab\x02\n" +
 	"\bDefaults\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12\x10\n" +
 	"\x03cwd\x18\x02 \x01(\tR\x03cwd\x12/\n" +
 	"\x03env\x18\x03 \x03(\v2\x1d.boxwood.v1.Defaults.EnvEntryR\x03env\x12*\n" +
 	"\x06limits\x18\x04 \x01(\v2\x12.boxwood.v1.LimitsR\x06limits\x12\x19\n" +
 	"\blease_ns\x18\x05 \x01(\x03R\aleaseNs\x12(\n" +
-	"\x10turn_deadline_ns\x18\x06 \x01(\x03R\x0eturnDeadlineNs\x1a6\n" +
+	"\x10turn_deadline_ns\x18\x06 \x01(\x03R\x0eturnDeadlineNs\x12\x1f\n" +
+	"\vallow_calls\x18\a \x03(\tR\n" +
+	"allowCalls\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf8\x02\n" +

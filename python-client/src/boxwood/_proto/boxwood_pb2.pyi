@@ -1007,6 +1007,7 @@ class Defaults(google.protobuf.message.Message):
     LIMITS_FIELD_NUMBER: builtins.int
     LEASE_NS_FIELD_NUMBER: builtins.int
     TURN_DEADLINE_NS_FIELD_NUMBER: builtins.int
+    ALLOW_CALLS_FIELD_NUMBER: builtins.int
     user: builtins.str
     cwd: builtins.str
     lease_ns: builtins.int
@@ -1017,6 +1018,13 @@ class Defaults(google.protobuf.message.Message):
     def env(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
     @property
     def limits(self) -> global___Limits: ...
+    @property
+    def allow_calls(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Groups of system calls that sandboxes may make beyond the usual: "io_uring", "keyring",
+        "userfaultfd", "perf", "namespaces". A tree that starts from a node with saved processes
+        has to name the same as that node's.
+        """
+
     def __init__(
         self,
         *,
@@ -1026,9 +1034,10 @@ class Defaults(google.protobuf.message.Message):
         limits: global___Limits | None = ...,
         lease_ns: builtins.int = ...,
         turn_deadline_ns: builtins.int = ...,
+        allow_calls: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["limits", b"limits"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cwd", b"cwd", "env", b"env", "lease_ns", b"lease_ns", "limits", b"limits", "turn_deadline_ns", b"turn_deadline_ns", "user", b"user"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allow_calls", b"allow_calls", "cwd", b"cwd", "env", b"env", "lease_ns", b"lease_ns", "limits", b"limits", "turn_deadline_ns", b"turn_deadline_ns", "user", b"user"]) -> None: ...
 
 global___Defaults = Defaults
 

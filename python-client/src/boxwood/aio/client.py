@@ -134,6 +134,7 @@ class Client:
         limits: Limits | None = None,
         lease: float | None = None,
         turn_timeout: float | None = None,
+        allow_calls: Iterable[str] = (),
         labels: Mapping[str, str] | None = None,
         with_sandbox: bool = True,
         timeout: float = 600.0,
@@ -152,6 +153,8 @@ class Client:
             limits: Limits of its sandboxes.
             lease: Seconds that a sandbox of it lives without a call.
             turn_timeout: Seconds that a turn may take which names no timeout.
+            allow_calls: Groups of system calls that its sandboxes may make beyond the usual: "io_uring",
+                "keyring", "userfaultfd", "perf", "namespaces". What they open is in docs/SECURITY.md.
             labels: Its labels.
             with_sandbox: Make a live sandbox at its root, `tree.sandbox`.
             timeout: Seconds for the call, set-up included.
@@ -172,6 +175,7 @@ class Client:
                 limits=_wire.limits_message(limits),
                 lease_ns=ns(lease),
                 turn_deadline_ns=ns(turn_timeout),
+                allow_calls=list(allow_calls),
             ),
             labels=labels or {},
             with_sandbox=with_sandbox,

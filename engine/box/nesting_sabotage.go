@@ -1,0 +1,5 @@
+//go:build sabotage_nesting
+
+package box
+
+const restoredNests = true
