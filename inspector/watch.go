@@ -29,7 +29,7 @@ type watch struct {
 	base     *base
 	began    int64     // a stamp
 	mark     clockMark // from before that stamp
-	missed   uint64    // of the programs, when it began
+	missed   uint64    // of the programs, as was known when it began: no more than there were
 	taint    []string
 	taintAll bool
 	seen     listing // the last one of upper, if any
@@ -124,15 +124,8 @@ func (w *watch) Tainted(both bool, why string) {
 }
 
 func (w *watch) NewEpoch(base string) {
-	if _, err := w.k.misses(); err != nil {
-		// Without a starting point the next barrier has to assume the worst.
-		w.stale = true
-		w.begin(base)
-		w.missed = 0
-	} else {
-		w.k.gone.Add(atomic.LoadUint64(&w.box.Lost))
-		w.begin(base)
-	}
+	w.k.gone.Add(atomic.LoadUint64(&w.box.Lost))
+	w.begin(base)
 	w.fallAsleep()
 }
 
