@@ -36,8 +36,8 @@ import (
 //	dump.json     what a restore needs besides: struct dumpFile
 //	sums          sha256, size and name of each of these files, a line each
 //
-// Its digest is that of sums, which every restore starts from: nothing is handed to
-// CRIU that isn't as it was saved (law 5). It lies in memory first, in the
+// Its digest is that of sums, which every restore starts from: nothing tells CRIU what to do, and nothing restored
+// runs, that isn't as it was saved (law 5). It lies in memory first, in the
 // run folder, and is copied to the vault behind the capture (dumpstore.go, dumppages.go). Both outlive a killed daemon; a host
 // that goes down before the copy is on the disk loses the dump, and the next start
 // withholds its nodes.
@@ -99,7 +99,7 @@ func (k *dumpKeeper) prepare(ctx context.Context, b *body) (saving, error) {
 	if s.dir, err = k.e.dumps.begin(s.id, memoryOf(b.box)); err != nil {
 		return nil, err
 	}
-	if err := b.box.Part(ctx); err != nil {
+	if err := b.box.Part(ctx, k.program); err != nil {
 		s.abort()
 		return nil, err
 	}
@@ -151,7 +151,7 @@ func (s *dumpSaving) freeze(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, dumpLimit)
 	defer cancel()
-	saved, err := s.b.box.Save(ctx, s.k.program, images)
+	saved, err := s.b.box.Save(ctx, images)
 	if err != nil {
 		return s.unharmed(err, was)
 	}
@@ -356,10 +356,9 @@ func (k *dumpKeeper) start(ctx context.Context, b *body, root box.Root, id box.I
 
 // restore is start from a folder.
 func (k *dumpKeeper) restore(ctx context.Context, b *body, root box.Root, id box.Identity, state *tree.ProcessState, dir string) error {
-	if checksDumps {
-		if err := checkSeal(dir, state.Digest); err != nil {
-			return errVault(state, err)
-		}
+	pages, err := vet(dir, state.Digest)
+	if err != nil {
+		return errVault(state, err)
 	}
 	was, file, err := readDump(dir)
 	if err != nil {
@@ -370,8 +369,12 @@ func (k *dumpKeeper) restore(ctx context.Context, b *body, root box.Root, id box
 	}
 	limit, cancel := context.WithTimeout(ctx, dumpLimit)
 	defer cancel()
+	file.Vetted = pages
 	bx, err := k.e.Boxes.Restore(limit, root, id, file.Saved, k.program)
 	if err != nil {
+		if damaged := pages(); damaged != nil { // whatever CRIU made of it
+			return errVault(state, damaged)
+		}
 		if state.Kernel != k.kernel || state.Program != k.version() {
 			err = fmt.Errorf("saved under Linux %s by %s, restored under Linux %s by %s: %w", state.Kernel, state.Program, k.kernel, k.version(), err)
 		}
@@ -384,6 +387,24 @@ func (k *dumpKeeper) restore(ctx context.Context, b *body, root box.Root, id box
 	}
 	b.box, b.dumped = bx, dumped{state.ID, was, len(file.Sessions) > 0}
 	return nil
+}
+
+// vet holds a dump against its record before anything of it runs. What tells CRIU what to do is right when vet
+// returns; the pages, which only fill memory, are looked at while CRIU works, and pages waits for that.
+func vet(dir, digest string) (pages func() error, err error) {
+	if !checksDumps {
+		return func() error { return nil }, nil
+	}
+	s, err := openSeal(dir, digest)
+	if err == nil {
+		err = s.check(false)
+	}
+	if err != nil {
+		return nil, err
+	}
+	pages = sync.OnceValue(func() error { return s.check(true) })
+	go pages()
+	return pages, nil
 }
 
 // compare holds a restored child against its parent in the freeze.

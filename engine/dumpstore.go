@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"bufio"
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
@@ -33,8 +32,9 @@ func seal(dir string) (digest string, size int64, err error) {
 		return "", 0, err
 	}
 	var sums bytes.Buffer
+	buf := make([]byte, sumBuffer)
 	for _, name := range names {
-		sum, n, err := sumFile(dir, name)
+		sum, n, err := sumFile(dir, name, buf)
 		if err != nil {
 			return "", 0, err
 		}
@@ -45,47 +45,78 @@ func seal(dir string) (digest string, size int64, err error) {
 	return hex.EncodeToString(all[:]), size, os.WriteFile(filepath.Join(dir, sumsName), sums.Bytes(), 0o600)
 }
 
-// checkSeal holds every file of a dump against its sum, and the sums against the
-// digest on record.
-func checkSeal(dir, digest string) error {
+// sealed is a dump whose list of sums is the one on record.
+type sealed struct {
+	dir   string
+	names []string
+	sums  []string // lines, one for each name
+}
+
+// openSeal holds the list of sums against the digest on record, and what files there are against the list.
+func openSeal(dir, digest string) (*sealed, error) {
 	sums, err := os.ReadFile(filepath.Join(dir, sumsName))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if all := sha256.Sum256(sums); hex.EncodeToString(all[:]) != digest {
-		return errors.New("its list of sums isn't the one on record")
+		return nil, errors.New("its list of sums isn't the one on record")
 	}
-	names, err := dumpNames(dir)
-	if err != nil {
-		return err
+	s := &sealed{dir: dir}
+	if s.names, err = dumpNames(dir); err != nil {
+		return nil, err
 	}
-	scan := bufio.NewScanner(bytes.NewReader(sums))
-	for _, name := range names {
-		if !scan.Scan() {
-			return fmt.Errorf("%s wasn't saved", name)
+	for line := range strings.Lines(string(sums)) {
+		s.sums = append(s.sums, strings.TrimSuffix(line, "\n"))
+	}
+	for i, name := range s.names {
+		if i >= len(s.sums) || !strings.HasSuffix(s.sums[i], " "+name) {
+			return nil, fmt.Errorf("%s wasn't saved, or a file before it is missing", name)
 		}
-		sum, n, err := sumFile(dir, name)
+	}
+	if len(s.sums) > len(s.names) {
+		return nil, fmt.Errorf("a file is missing: %s", s.sums[len(s.names)])
+	}
+	return s, nil
+}
+
+// check holds files against their sums: the pages, or all others.
+func (s *sealed) check(pages bool) error {
+	buf := make([]byte, sumBuffer)
+	for i, name := range s.names {
+		if _, ok := numbered(name); ok != pages {
+			continue
+		}
+		sum, n, err := sumFile(s.dir, name, buf)
 		if err != nil {
 			return err
 		}
-		if scan.Text() != fmt.Sprintf("%s %d %s", sum, n, name) {
+		if s.sums[i] != fmt.Sprintf("%s %d %s", sum, n, name) {
 			return fmt.Errorf("%s has other bytes than were saved", name)
 		}
-	}
-	if scan.Scan() {
-		return fmt.Errorf("a file is missing: %s", scan.Text())
 	}
 	return nil
 }
 
-func sumFile(dir, name string) (sum string, n int64, err error) {
+// checkSeal holds every file of a dump against its sum, and the sums against the
+// digest on record.
+func checkSeal(dir, digest string) error {
+	s, err := openSeal(dir, digest)
+	if err != nil {
+		return err
+	}
+	return errors.Join(s.check(false), s.check(true))
+}
+
+const sumBuffer = 256 << 10
+
+func sumFile(dir, name string, buf []byte) (sum string, n int64, err error) {
 	f, err := openDumpFile(dir, name)
 	if err != nil {
 		return "", 0, err
 	}
 	defer f.Close()
 	h := sha256.New()
-	if n, err = io.CopyBuffer(struct{ io.Writer }{h}, f, make([]byte, 256<<10)); err != nil {
+	if n, err = io.CopyBuffer(struct{ io.Writer }{h}, struct{ io.Reader }{f}, buf); err != nil {
 		return "", 0, err
 	}
 	return hex.EncodeToString(h.Sum(nil)), n, nil

@@ -81,12 +81,12 @@ func (b *bench) contents() (dumped, stored int64) {
 		if time.Now().After(deadline) {
 			must(fmt.Errorf("of %d dumps %d are on the disk", b.held, len(done)))
 		}
-		all, err := os.ReadDir(dir)
+		sums, err := filepath.Glob(filepath.Join(dir, "*", "sums")) // shells have none
 		must(err)
 		done = done[:0]
-		for _, d := range all {
-			if filepath.Ext(d.Name()) == "" { // of one on its way there: .new
-				done = append(done, filepath.Join(dir, d.Name()))
+		for _, path := range sums {
+			if dump := filepath.Dir(path); filepath.Ext(dump) == "" { // of one on its way there: .new
+				done = append(done, dump)
 			}
 		}
 	}

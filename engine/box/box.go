@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/boxwood-rl/boxwood/engine/criu"
 	"github.com/boxwood-rl/boxwood/internal/cgroup"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 )
@@ -40,6 +41,7 @@ type box struct {
 	jobs, quiet atomic.Uint64
 
 	window *os.File // the guard's pipe, from Part to Rejoin
+	saver  *criu.Saver
 
 	held bool // restored, and Run is frozen until Resume
 

@@ -215,10 +215,10 @@ func TestARestoredBoxIsConfinedAsAFreshOne(t *testing.T) {
 			must(t, started, `mkfifo /root/in /root/out; (while :; do read -r x </root/in; /tmp/calls clone3 0x10000000 >/root/out; done) &`)
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
-			if err := errors.Join(started.Part(ctx), started.Freeze(ctx)); err != nil {
+			if err := errors.Join(started.Part(ctx, by), started.Freeze(ctx)); err != nil {
 				t.Fatal(err)
 			}
-			saved, err := started.Save(ctx, by, t.TempDir())
+			saved, err := started.Save(ctx, t.TempDir())
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -121,16 +121,16 @@ type Box interface {
 	Freeze(ctx context.Context) error
 	Thaw() error
 	// Part closes all that connects pid 1 with the outside; until Rejoin the box is
-	// busy, and its processes can be saved. Rejoin needs a box that isn't frozen. A
+	// busy, and its processes can be saved, by what Part has started for that (nil: nothing). Rejoin needs a box that isn't frozen. A
 	// box that fails either is killed.
-	Part(ctx context.Context) error
+	Part(ctx context.Context, by *criu.Program) error
 	Rejoin(ctx context.Context) error
 	// Resume lets the processes of a restored box go on for the first time. Other boxes
 	// run already.
 	Resume() error
 	// Save dumps the processes of a frozen box that has parted into an empty folder.
 	// It stays frozen. See package criu for what holds after a failure.
-	Save(ctx context.Context, by *criu.Program, images string) (Saved, error)
+	Save(ctx context.Context, images string) (Saved, error)
 	// CheckRoot returns fault.Precondition "mount_point_moved" if no box could be
 	// made from this one's root as it is.
 	CheckRoot() error

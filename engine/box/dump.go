@@ -32,12 +32,14 @@ type Saved struct {
 	// Sessions says of each process that is in the group of a session which one that is; both
 	// by their numbers inside.
 	Sessions map[int]int `json:"sessions,omitempty"`
+	// Vetted, if set, is called when all is restored and nothing has run; its error ends the restore.
+	Vetted func() error `json:"-"`
 }
 
 // Part closes all that connects pid 1 with the outside, which is how the processes of a
 // box can be saved; until Rejoin the box is busy. Rejoin connects again, to a box that isn't frozen;
 // on failure the box is lost, and killed.
-func (b *box) Part(ctx context.Context) error {
+func (b *box) Part(ctx context.Context, by *criu.Program) error {
 	if err := b.use(); err != nil {
 		return err
 	}
@@ -45,6 +47,13 @@ func (b *box) Part(ctx context.Context) error {
 	if b.window, err = b.h.guard(b.rec.Slot, b.group); err != nil {
 		b.using.Unlock()
 		return fmt.Errorf("guarding a box: %w", err)
+	}
+	if by != nil {
+		if b.saver, err = by.NewSaver(b.window); err != nil {
+			b.endWindow()
+			b.using.Unlock()
+			return err
+		}
 	}
 	if err = b.part(ctx); err != nil {
 		b.endWindow()
@@ -123,6 +132,8 @@ func (h *Host) awaitGuard(ctx context.Context, slot int) error {
 }
 
 func (b *box) endWindow() {
+	b.saver.Drop()
+	b.saver = nil
 	if b.window == nil {
 		return
 	}
@@ -183,7 +194,7 @@ func (b *box) rejoin(ctx context.Context) error {
 
 // Save dumps the processes of a frozen box that has parted, into an empty folder.
 // It stays frozen.
-func (b *box) Save(ctx context.Context, by *criu.Program, images string) (Saved, error) {
+func (b *box) Save(ctx context.Context, images string) (Saved, error) {
 	s := Saved{Images: images, Commands: b.starts.Load() + b.rec.Before, Calls: b.rec.Calls}
 	link, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", b.rec.PID, listenerFD))
 	if err != nil {
@@ -195,7 +206,7 @@ func (b *box) Save(ctx context.Context, by *criu.Program, images string) (Saved,
 	if s.Sessions, err = b.sessionProcesses(); err != nil {
 		return s, b.orGone(err)
 	}
-	return s, by.Dump(ctx, criu.Save{PID: b.rec.PID, Cgroup: b.group.Dir, Images: images, External: criu.BoxMounts(), Held: b.window})
+	return s, b.saver.Dump(ctx, criu.Save{PID: b.rec.PID, Cgroup: b.group.Dir, Images: images, External: criu.BoxMounts()})
 }
 
 // sessionProcesses lists the processes of sessions, whose groups are made again with them.
@@ -263,14 +274,6 @@ func (h *Host) Restore(ctx context.Context, root Root, id Identity, s Saved, by 
 // revive gives a zygote's groups, folder and ids to restored processes, and ends
 // the zygote itself.
 func (z *zygote) revive(ctx context.Context, root Root, id Identity, s Saved, by *criu.Program) (*box, error) {
-	mount, err := z.prepareRoot(root, id)
-	if err != nil {
-		return nil, err
-	}
-	defer mount.Close()
-	if err := z.end(ctx); err != nil {
-		return nil, err
-	}
 	socket, err := z.newControl(id)
 	if err != nil {
 		return nil, fmt.Errorf("filling the control folder: %w", err)
@@ -282,14 +285,30 @@ func (z *zygote) revive(ctx context.Context, root Root, id Identity, s Saved, by
 	}
 	defer closeAll(tasks)
 	z.pid, err = by.Restore(ctx, criu.Load{
-		Images: s.Images, Root: mount, Control: z.h.controlDir(z.slot), Cgroup: z.group.Dir, Tasks: tasks,
+		Images: s.Images, Control: z.h.controlDir(z.slot), Cgroup: z.group.Dir, Tasks: tasks,
 		IDBase: uint32(idBase(z.slot)), Hostname: id.Hostname, Socket: socket, SocketInode: s.Listener,
+		Root: func() (*os.File, error) {
+			mount, err := z.prepareRoot(root, id)
+			if err == nil {
+				err = z.end(ctx)
+			}
+			if err != nil && mount != nil {
+				mount.Close()
+			}
+			return mount, err
+		},
 		Stopped: func(root, program int) error {
+			if s.Vetted != nil {
+				if err := s.Vetted(); err != nil {
+					return err
+				}
+			}
 			if err := z.settle(root, program, s.Sessions); err != nil || s.Calls&seccomp.Namespaces != 0 || restoredNests {
 				return err
 			}
 			return z.forbidNesting(root)
 		},
+		Soon: z.h.root.Warm,
 	})
 	if err != nil {
 		return nil, err

@@ -69,12 +69,12 @@ func TestDumpAndRestore(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 
-	dead := b.Part(ctx)
+	dead := b.Part(ctx, by)
 	if err := errors.Join(dead, b.Freeze(ctx)); err != nil {
 		t.Fatal(err)
 	}
 	before := see(t, b)
-	saved, err := b.Save(ctx, by, t.TempDir())
+	saved, err := b.Save(ctx, t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}

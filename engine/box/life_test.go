@@ -183,7 +183,7 @@ func daemonMain() int {
 		return 1
 	}
 	if os.Getenv("BOXWOOD_TEST_WINDOW") != "" {
-		if err := errors.Join(b.Part(ctx), b.Freeze(ctx)); err != nil {
+		if err := errors.Join(b.Part(ctx, nil), b.Freeze(ctx)); err != nil {
 			fmt.Println("error", err)
 			return 1
 		}

@@ -64,76 +64,114 @@ type job struct {
 	// cgroup is the v2 folder to run in, tasks the "tasks" files of v1 groups to join.
 	cgroup string
 	tasks  []int
-	// mounted is called on the thread that CRIU is about to be born from, in a mount
-	// namespace of its own if set.
-	mounted func() error
+	// apart: it gets a mount namespace of its own.
+	apart bool
 	// notify is called for each step that CRIU announces, while it waits.
 	notify func(step string, pid int) error
 	// logs is the folder that CRIU logs to; empty: none.
 	logs string
-	// born is told CRIU's pid.
-	born func(pid int)
 }
 
 const logName = "criu.log"
 
+// worker is a CRIU that was started for one call.
+type worker struct {
+	cmd    *exec.Cmd
+	conn   *os.File
+	output *limited
+	gone   chan struct{} // closed when it has ended
+}
+
 // call runs one job to its end. The process is gone when it returns.
-func (p *Program) call(ctx context.Context, j job) (_ *rpc.CriuResp, err error) {
+func (p *Program) call(ctx context.Context, j job) (*rpc.CriuResp, error) {
+	w, err := p.launch(j)
+	if err != nil {
+		return nil, err
+	}
+	return w.call(ctx, j)
+}
+
+// launch starts CRIU, which loads what it needs and waits for its call. Who gets a worker calls, or drops it.
+func (p *Program) launch(j job) (*worker, error) {
 	ours, theirs, err := socketPair()
 	if err != nil {
 		return nil, err
 	}
-	defer ours.Close()
-	var output limited
-	cmd := exec.Command(p.path, "swrk", "3")
+	defer theirs.Close()
+	w := &worker{cmd: exec.Command(p.path, "swrk", "3"), conn: ours, output: &limited{}, gone: make(chan struct{})}
+	cmd := w.cmd
 	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 	cmd.ExtraFiles = append([]*os.File{theirs}, j.files...)
-	cmd.Stdout, cmd.Stderr = &output, &output
+	cmd.Stdout, cmd.Stderr = w.output, w.output
 	cmd.Dir = "/"
 	cmd.WaitDelay = time.Second // a restored tree may hold what we read from
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if j.cgroup != "" {
 		group, err := os.Open(j.cgroup)
 		if err != nil {
-			theirs.Close()
+			ours.Close()
 			return nil, err
 		}
 		defer group.Close()
 		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(group.Fd())
 	}
-	err = onThread(func() error { return p.start(cmd, j) })
-	theirs.Close()
-	if err != nil {
+	if err := onThread(func() error { return p.start(cmd, j) }); err != nil {
+		ours.Close()
 		return nil, fmt.Errorf("starting CRIU: %w", err)
 	}
-	if j.born != nil {
-		j.born(cmd.Process.Pid)
-	}
-	gone := make(chan struct{})
 	go func() {
 		cmd.Wait()
-		close(gone)
+		close(w.gone)
 	}()
-	t := &talk{j: j, conn: ours, buf: make([]byte, replyMax)}
+	return w, nil
+}
+
+// drop ends a worker that nobody calls.
+func (w *worker) drop() {
+	w.conn.Close()
+	w.cmd.Process.Kill() // it holds nothing yet
+	<-w.gone
+}
+
+// inside runs f in the mount namespace of the worker.
+func (w *worker) inside(f func() error) error {
+	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", w.cmd.Process.Pid))
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	return onThread(func() error {
+		if err := enter(ns); err != nil {
+			return err
+		}
+		return f()
+	})
+}
+
+// call makes the one call of a worker, and waits for its end.
+func (w *worker) call(ctx context.Context, j job) (*rpc.CriuResp, error) {
+	t := &talk{j: j, conn: w.conn, buf: make([]byte, replyMax)}
 	resp, err := t.run(ctx)
-	ours.Close()
+	w.conn.Close()
 	harmed := errors.Is(err, io.EOF) // it died with its work undone
 	late := errors.Is(err, os.ErrDeadlineExceeded)
 	if late {
 		harmed = true
-		cmd.Process.Signal(unix.SIGTERM)
+		w.cmd.Process.Signal(unix.SIGTERM)
 	}
 	select {
-	case <-gone:
+	case <-w.gone:
 	case <-time.After(termGrace):
 		harmed = true
 		// It has been told to end, and holds the tree in a state that nobody knows.
-		cmd.Process.Kill()
-		<-gone
+		w.cmd.Process.Kill()
+		<-w.gone
 	}
 	if err == nil {
 		return resp, nil
 	}
+	// What it has started itself would outlive it: a process that it tries the kernel with sleeps for ever.
+	unix.Kill(-w.cmd.Process.Pid, unix.SIGKILL)
 	var remote refusal
 	switch {
 	case late:
@@ -141,7 +179,7 @@ func (p *Program) call(ctx context.Context, j job) (_ *rpc.CriuResp, err error) 
 	case errors.As(err, &remote):
 		return nil, &Error{Doing: j.doing, Why: complaint(j.logs, string(remote)), Harmed: harmed}
 	case errors.Is(err, io.EOF):
-		return nil, &Error{Doing: j.doing, Why: complaint(j.logs, "it ended unasked: "+output.String()), Harmed: true}
+		return nil, &Error{Doing: j.doing, Why: complaint(j.logs, "it ended unasked: "+w.output.String()), Harmed: true}
 	}
 	return nil, err // of notify
 }
@@ -160,21 +198,26 @@ func (p *Program) start(cmd *exec.Cmd, j job) error {
 			return fmt.Errorf("joining a v1 cgroup: %w", err)
 		}
 	}
-	if err := unix.Unshare(unix.CLONE_FS); err != nil { // or setns is refused
+	if err := enter(p.mounts); err != nil {
 		return err
 	}
-	if err := unix.Setns(int(p.mounts.Fd()), unix.CLONE_NEWNS); err != nil {
-		return fmt.Errorf("entering the mount namespace: %w", err)
-	}
-	if j.mounted != nil {
+	if j.apart {
 		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 			return fmt.Errorf("making a mount namespace: %w", err)
 		}
-		if err := j.mounted(); err != nil {
-			return err
-		}
 	}
 	return cmd.Start()
+}
+
+// enter takes this thread into a mount namespace.
+func enter(ns *os.File) error {
+	if err := unix.Unshare(unix.CLONE_FS); err != nil { // or setns is refused
+		return err
+	}
+	if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("entering the mount namespace: %w", err)
+	}
+	return nil
 }
 
 func socketPair() (ours, theirs *os.File, err error) {

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/checkpoint-restore/go-criu/v7/rpc"
 )
 
@@ -23,35 +24,58 @@ type Save struct {
 	Images string
 	// External are mount points of the tree that are handed in from outside.
 	External []External
-	// Held is a descriptor that CRIU holds for as long as it lives; nil: none.
-	Held *os.File
 }
 
 // External is one mount that is no part of a dump: a key, and where it is in the
 // tree. Restore puts something else in its place by the key.
 type External struct{ Key, At string }
 
+// Saver is a CRIU that has been started and loads what it needs, so that nothing of that falls into a freeze.
+// Its one Dump, or Drop, ends it.
+type Saver struct {
+	p *Program
+	w *worker
+}
+
+// NewSaver starts one, which holds a descriptor for as long as it lives.
+func (p *Program) NewSaver(held *os.File) (*Saver, error) {
+	w, err := p.launch(job{files: []*os.File{held}})
+	if err != nil {
+		return nil, err
+	}
+	return &Saver{p, w}, nil
+}
+
+// Drop ends a Saver whose Dump wasn't called. Harmless after that, twice, and of nil.
+func (s *Saver) Drop() {
+	if s != nil && s.w != nil {
+		s.w.drop()
+		s.w = nil
+	}
+}
+
 // Dump saves a frozen tree and leaves it frozen. The limit is ctx's deadline, which
 // must be there.
-func (p *Program) Dump(ctx context.Context, s Save) error {
+func (by *Saver) Dump(ctx context.Context, s Save) error {
+	if by == nil || by.w == nil {
+		return fault.New(fault.Internal, "no_saver", "a box is to be saved that hasn't parted for it")
+	}
 	images, err := os.Open(s.Images)
 	if err != nil {
 		return err
 	}
 	defer images.Close()
-	o := p.options(ctx, images)
+	o := by.p.options(ctx, images)
 	o.Pid = proto.Int32(int32(s.PID))
 	o.LeaveRunning = proto.Bool(true) // "running" as the cgroup has it: frozen
 	o.FreezeCgroup = proto.String(s.Cgroup)
 	for _, e := range s.External {
 		o.External = append(o.External, fmt.Sprintf("mnt[%s]:%s", e.At, e.Key))
 	}
-	var held []*os.File
-	if s.Held != nil {
-		held = []*os.File{s.Held}
-	}
-	_, err = p.call(ctx, job{
-		doing: "saving processes", logs: s.Images, files: held,
+	w := by.w
+	by.w = nil
+	_, err = w.call(ctx, job{
+		doing: "saving processes", logs: s.Images,
 		req: &rpc.CriuReq{Type: rpc.CriuReqType_DUMP.Enum(), Opts: o},
 	})
 	if err != nil {

@@ -18,8 +18,9 @@ type Load struct {
 	// Images is the folder of a dump, which isn't changed. While a child is being made it has
 	// links to these files in a folder beside that one.
 	Images string
-	// Root is the root of the file system, a detached mount.
-	Root *os.File
+	// Root gives the root of the file system, a detached mount. It is called while CRIU loads what
+	// it needs.
+	Root func() (*os.File, error)
 	// Control replaces the external mount at /run/box, and its file machine-id
 	// that at /etc/machine-id.
 	Control string
@@ -37,6 +38,8 @@ type Load struct {
 	// Stopped is called when all processes are there and none has run. root is the
 	// tree's root on the host, criu CRIU itself, which is in Cgroup, too.
 	Stopped func(root, criu int) error
+	// Soon is called at steps before that, and not waited for.
+	Soon func()
 }
 
 // childPrefix begins the names of folders that only last as long as a restore.
@@ -51,6 +54,20 @@ func BoxMounts() []External { return append([]External(nil), boxMounts...) }
 // Restore brings a saved tree up and returns its root's pid on the host. The root is a child of this
 // process, which has to reap it.
 func (p *Program) Restore(ctx context.Context, l Load) (pid int, err error) {
+	var files []*os.File
+	if l.Socket != nil {
+		files = append(files, l.Socket)
+	}
+	w, err := p.launch(job{files: files, cgroup: l.Cgroup, tasks: l.Tasks, apart: true})
+	if err != nil {
+		return 0, err
+	}
+	called := false
+	defer func() {
+		if !called {
+			w.drop()
+		}
+	}()
 	dir, err := os.MkdirTemp(filepath.Dir(l.Images), childPrefix)
 	if err != nil {
 		return 0, err
@@ -78,23 +95,28 @@ func (p *Program) Restore(ctx context.Context, l Load) (pid int, err error) {
 	o.External = []string{
 		"mnt[dev]:" + filepath.Join(inside, devDir), "mnt[box]:" + control, "mnt[machine-id]:" + filepath.Join(control, "machine-id"),
 	}
-	var files []*os.File
 	if l.Socket != nil {
 		o.InheritFd = []*rpc.InheritFd{{Key: proto.String(fmt.Sprintf("socket:[%d]", l.SocketInode)), Fd: proto.Int32(4)}}
-		files = append(files, l.Socket)
 	}
+	at, err := l.Root()
+	if err != nil {
+		return 0, err
+	}
+	defer at.Close()
 	tree, err := unix.OpenTree(unix.AT_FDCWD, l.Control, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
 		return 0, fmt.Errorf("cloning the control folder: %w", err)
 	}
 	defer unix.Close(tree)
-	var criu, root int
+	if err := w.inside(func() error { return place(int(at.Fd()), tree) }); err != nil {
+		return 0, err
+	}
+	var root int
 	stopped := false
-	resp, err := p.call(ctx, job{
-		doing: "restoring processes", logs: dir, files: files, cgroup: l.Cgroup, tasks: l.Tasks,
-		born:    func(pid int) { criu = pid },
-		mounted: func() error { return place(int(l.Root.Fd()), tree) },
-		req:     &rpc.CriuReq{Type: rpc.CriuReqType_RESTORE.Enum(), Opts: o},
+	called = true
+	resp, err := w.call(ctx, job{
+		doing: "restoring processes", logs: dir,
+		req: &rpc.CriuReq{Type: rpc.CriuReqType_RESTORE.Enum(), Opts: o},
 		notify: func(step string, pid int) error {
 			switch step {
 			case "setup-namespaces":
@@ -103,7 +125,11 @@ func (p *Program) Restore(ctx context.Context, l Load) (pid int, err error) {
 			case "pre-resume":
 				stopped = true
 				if l.Stopped != nil {
-					return l.Stopped(root, criu)
+					return l.Stopped(root, w.cmd.Process.Pid)
+				}
+			default:
+				if l.Soon != nil && !stopped {
+					go l.Soon()
 				}
 			}
 			return nil

@@ -489,7 +489,14 @@ func (l *look) around(pid1 int) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
+	used, err := protocols(pid1)
+	if err != nil {
+		return nil, err
+	}
 	for _, name := range []string{"tcp", "tcp6", "udp", "udp6", "raw", "raw6"} {
+		if n, known := used[name]; known && n == 0 {
+			continue
+		}
 		found, err := l.inet(pid1, name)
 		if err != nil {
 			return nil, err
@@ -526,6 +533,30 @@ func mounts(pid1 int) ([]string, error) {
 	}
 	sort.Strings(out)
 	return out, nil
+}
+
+// protocols says how many sockets of each there are, as far as the kernel tells. To list those of TCP, also if
+// there are none, it goes through a table of the whole host, which takes it 3 ms for either version of IP.
+func protocols(pid1 int) (map[string]int, error) {
+	used := map[string]int{}
+	for _, name := range []string{"sockstat", "sockstat6"} {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", pid1, name))
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		// "TCP: inuse 2 orphan 0 tw 0 alloc 3 mem 1"
+		for line := range strings.Lines(string(b)) {
+			var protocol string
+			var n int
+			if _, err := fmt.Sscanf(line, "%s inuse %d", &protocol, &n); err == nil {
+				used[strings.ToLower(strings.TrimSuffix(protocol, ":"))] = n
+			}
+		}
+	}
+	return used, nil
 }
 
 const timeWait = "06"

@@ -80,8 +80,8 @@ func FindMounts(mountinfo string) (Mounts, error) {
 // Root is Boxwood's own group in each hierarchy.
 type Root struct {
 	// V2 is its folder in the v2 hierarchy.
-	V2   string
-	name string
+	V2          string
+	name, mount string
 	// v1 holds its folder for each controller that isn't in v2; two controllers
 	// of one hierarchy share a folder.
 	v1 map[string]string
@@ -106,7 +106,7 @@ func OpenRoot(name string) (*Root, error) {
 	if name == "" || filepath.Clean("/"+name) != "/"+name {
 		return nil, fault.New(fault.Invalid, "bad_cgroup", "%q is not the name of a cgroup", name)
 	}
-	r := &Root{V2: filepath.Join(mounts.V2, name), name: name, v1: map[string]string{}, inV2: map[string]bool{}}
+	r := &Root{V2: filepath.Join(mounts.V2, name), name: name, mount: mounts.V2, v1: map[string]string{}, inV2: map[string]bool{}}
 	if err := os.MkdirAll(r.V2, 0o755); err != nil {
 		return nil, fmt.Errorf("making the cgroup %s: %w", r.V2, err)
 	}

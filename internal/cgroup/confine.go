@@ -99,21 +99,21 @@ func (r *Root) Confine(s Share) error {
 	if err := write(r.cpuset+"/cpuset.cpus", s.Cores); err != nil {
 		return refused(err)
 	}
-	if r.before, err = ownCpuset(); err != nil {
+	if r.before, err = ownGroup("cpuset"); err != nil {
 		return err
 	}
 	return write(r.cpuset+"/cgroup.procs", strconv.Itoa(os.Getpid()))
 }
 
-// ownCpuset is this process's group in the v1 hierarchy of cpuset.
-func ownCpuset() (string, error) {
+// ownGroup is this process's group in the v1 hierarchy of a controller or, with "", in v2.
+func ownGroup(controller string) (string, error) {
 	text, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
 		return "", fmt.Errorf("finding our own cgroup: %w", err)
 	}
 	for line := range strings.Lines(string(text)) {
 		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if len(parts) == 3 && slices.Contains(strings.Split(parts[1], ","), "cpuset") {
+		if len(parts) == 3 && slices.Contains(strings.Split(parts[1], ","), controller) {
 			return parts[2], nil
 		}
 	}

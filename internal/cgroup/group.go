@@ -303,6 +303,17 @@ func Freeze(ctx context.Context, dir string) error {
 // BeginFreeze is Freeze without the waiting.
 func BeginFreeze(dir string) error { return write(dir+"/cgroup.freeze", "1") }
 
+// Warm makes a Move that comes some milliseconds later a quick one. The first one for a while waits until each processor
+// has passed a quiet point (measured: 13 ms; 0.2 behind a Warm 8 to 16 ms before), and so does Warm, by moving this
+// process to where it is.
+func (r *Root) Warm() {
+	own, err := ownGroup("")
+	if err != nil {
+		return
+	}
+	_ = write(filepath.Join(r.mount, own, "cgroup.procs"), "0") // a refusal comes after the wait, too
+}
+
 // Move puts a process into a v2 group.
 func Move(dir string, pid int) error { return write(dir+"/cgroup.procs", strconv.Itoa(pid)) }
 
