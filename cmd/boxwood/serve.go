@@ -37,6 +37,7 @@ type serveFlags struct {
 	zygotes, maxSandboxes                                                                   int
 	lease                                                                                   time.Duration
 	audit                                                                                   float64
+	imports                                                                                 []string
 	rebuild, stopOnEOF                                                                      bool
 }
 
@@ -57,6 +58,7 @@ prints "ready" and the socket once it answers.`,
 	c.Flags().StringVar(&f.state, "state", "/var/lib/boxwood", "folder of all state")
 	c.Flags().StringVar(&f.socket, "socket", defaultSocket, "unix socket to listen on, for root alone")
 	c.Flags().StringVar(&f.group, "socket-group", "", "group that may use the socket, too; its members are as good as root in the sandboxes")
+	c.Flags().StringArrayVar(&f.imports, "import-from", nil, "folder of root's that other users may import images from; root may import any (may be repeated)")
 	c.Flags().StringVar(&f.poolSize, "pool-size", "", "size of the pool's file, such as 100G; it is sparse (default: most of the disk)")
 	c.Flags().StringVar(&f.pool, "pool", "", "folder on an existing btrfs to use instead of a file")
 	c.Flags().BoolVar(&f.rebuild, "rebuild-pool", false, "if the pool is damaged, start over with an empty one: images and captured states are lost")
@@ -101,6 +103,9 @@ func (f serveFlags) options() (o engine.OpenOptions, err error) {
 		return bad("--audit takes a share from 0 to 1, not %g", f.audit)
 	}
 	o.Audit = f.audit
+	if err := service.Imports(f.imports).Check(); err != nil {
+		return o, err
+	}
 	o.Retention = engine.Retention{Depth: f.keepDepth, Count: f.keepCount, Age: f.keepAge}
 	if f.keepBytes != "" {
 		if o.Retention.Bytes, err = parseSize(f.keepBytes); err != nil {
@@ -178,7 +183,7 @@ func (a *app) serve(ctx context.Context, f serveFlags) error {
 	if err != nil {
 		return stop(err)
 	}
-	server := service.New(e, fullVersion(), o.Log)
+	server := service.New(e, fullVersion(), o.Log, f.imports)
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(listener) }()
 	fmt.Fprintln(a.out, "ready", f.socket)

@@ -95,7 +95,7 @@ func runDaemon(dir string) error {
 	if err != nil {
 		return err
 	}
-	server := New(e, "test", log)
+	server := New(e, "test", log, Imports{filepath.Join(dir, "imports")})
 	go func() { _ = server.Serve(l) }()
 	fmt.Println("ready")
 	go obey()

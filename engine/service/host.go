@@ -33,10 +33,15 @@ const progressEvery = 200 * time.Millisecond
 
 func (s *Service) ImportImage(req *boxwoodv1.ImportImageRequest, out grpc.ServerStreamingServer[boxwoodv1.ImportImageEvent]) error {
 	ctx := out.Context()
+	path, done, err := s.imports.open(clientOf(ctx), req.GetPath())
+	if err != nil {
+		return err
+	}
+	defer done()
 	last, _, err := once(ctx, s, req.GetIdempotencyKey(), req, &boxwoodv1.ImportImageEvent{}, func(record) (*boxwoodv1.ImportImageEvent, error) {
 		var told time.Time
 		var step string
-		r, err := s.e.ImportImage(ctx, req.GetPath(), req.GetName(), func(now string, done, total int64) {
+		r, err := s.e.ImportImage(ctx, path, req.GetName(), func(now string, done, total int64) {
 			if now == step && time.Since(told) < progressEvery {
 				return
 			}

@@ -50,7 +50,7 @@ func (s *Service) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo
 	ctx, cancel, id := admit(ctx)
 	defer cancel()
 	_ = grpc.SetTrailer(ctx, metadata.Pairs(requestHeader, id))
-	defer func() { err = s.outcome(id, info.FullMethod, began, recover(), err) }()
+	defer func() { err = s.outcome(ctx, id, info.FullMethod, began, recover(), err) }()
 	ctx, leave, err := s.fence.enter(ctx, info.FullMethod, s.e.Store.View)
 	if err != nil {
 		return nil, err
@@ -64,7 +64,7 @@ func (s *Service) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerI
 	ctx, cancel, id := admit(ss.Context())
 	defer cancel()
 	ss.SetTrailer(metadata.Pairs(requestHeader, id))
-	defer func() { err = s.outcome(id, info.FullMethod, began, recover(), err) }()
+	defer func() { err = s.outcome(ctx, id, info.FullMethod, began, recover(), err) }()
 	ctx, leave, err := s.fence.enter(ctx, info.FullMethod, s.e.Store.View)
 	if err != nil {
 		return err
@@ -80,15 +80,16 @@ type streamWith struct {
 
 func (s streamWith) Context() context.Context { return s.ctx }
 
-// outcome translates a failure, once.
-func (s *Service) outcome(id, method string, began time.Time, panicked any, err error) error {
+// outcome translates a failure, once, and logs who has called.
+func (s *Service) outcome(ctx context.Context, id, method string, began time.Time, panicked any, err error) error {
+	who := clientOf(ctx)
 	if panicked != nil {
-		s.log.Error("a call panicked", "request", id, "method", method, "panic", panicked, "stack", string(debug.Stack()))
+		s.log.Error("a call panicked", "request", id, "uid", who.uid, "pid", who.pid, "method", method, "panic", panicked, "stack", string(debug.Stack()))
 		err = fault.New(fault.Internal, "panic", "a defect in the daemon ended this call").
 			WithHint("the daemon's log has the details under request %s", id)
 	}
 	if err == nil {
-		s.log.Debug("call", "request", id, "method", method, "took", time.Since(began))
+		s.log.Debug("call", "request", id, "uid", who.uid, "pid", who.pid, "method", method, "took", time.Since(began))
 		return nil
 	}
 	f := fault.As(err)
@@ -96,7 +97,7 @@ func (s *Service) outcome(id, method string, began time.Time, panicked any, err 
 	if f.Origin() == fault.Infrastructure && f.Kind != fault.Exhausted {
 		level = s.log.Warn
 	}
-	level("call failed", "request", id, "method", method, "took", time.Since(began), "reason", f.Reason, "error", err)
+	level("call failed", "request", id, "uid", who.uid, "pid", who.pid, "method", method, "took", time.Since(began), "reason", f.Reason, "error", err)
 	return toStatus(id, err)
 }
 

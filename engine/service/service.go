@@ -36,12 +36,14 @@ type Service struct {
 	keys    inFlight
 	fence   fence
 	version string
+	imports Imports
 }
 
-// New makes a gRPC server for an engine.
-func New(e *engine.Engine, version string, log *slog.Logger) *grpc.Server {
-	s := &Service{e: e, log: log, version: version}
+// New makes a gRPC server for an engine, for unix sockets.
+func New(e *engine.Engine, version string, log *slog.Logger, imports Imports) *grpc.Server {
+	s := &Service{e: e, log: log, version: version, imports: imports}
 	server := grpc.NewServer(
+		grpc.Creds(peerCredentials{}),
 		grpc.MaxRecvMsgSize(MaxMessage), grpc.MaxSendMsgSize(MaxMessage),
 		grpc.ChainUnaryInterceptor(s.unary), grpc.ChainStreamInterceptor(s.stream),
 		// A trainer that vanished without a word is noticed, so that its turn is cancelled.
