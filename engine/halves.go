@@ -231,32 +231,37 @@ func (v *vault) read(state *tree.ProcessState) ([]byte, error) {
 	return content, nil
 }
 
-// VerifyContent holds what a daemon with this state and run folder has of a process state against its
-// record, for who has no daemon. A dump is in memory first, and on the disk from a little
-// later: it must be whole in each place where it is, and be in one.
-func VerifyContent(state, run string, p *tree.ProcessState) error {
+// Copy is one place where the content of a process state is.
+type Copy struct {
+	Dir string
+	Err error // it isn't what was saved
+}
+
+// Copies finds what a daemon with this state and run folder has of a process state, and holds it against its
+// record, for who has no daemon. A dump is in memory first, and on the disk from a little later.
+func Copies(state, run string, p *tree.ProcessState) (list []Copy) {
 	v := &vault{filepath.Join(state, processesDir)}
-	if p.Kind != tree.Dump {
-		_, err := v.read(p)
-		return err
+	places := []string{v.folder(p.ID)}
+	if p.Kind == tree.Dump {
+		places = append(places, filepath.Join(MemoryDir(run), string(p.ID)))
 	}
-	there := false
-	missing := error(nil)
-	for _, dir := range []string{filepath.Join(run, dumpsDir, string(p.ID)), v.folder(p.ID)} {
-		if _, err := os.Lstat(dir); err != nil {
-			missing = err
+	for _, dir := range places {
+		if _, err := os.Lstat(dir); errors.Is(err, os.ErrNotExist) {
 			continue
 		}
-		there = true
-		if err := checkSeal(dir, p.Digest); err != nil {
-			return err
+		c := Copy{Dir: dir}
+		if p.Kind == tree.Dump {
+			c.Err = checkSeal(dir, p.Digest)
+		} else {
+			_, c.Err = v.read(p)
 		}
+		list = append(list, c)
 	}
-	if there {
-		return nil
-	}
-	return missing
+	return list
 }
+
+// MemoryDir is where dumps are in memory.
+func MemoryDir(run string) string { return filepath.Join(run, dumpsDir) }
 
 func errVault(state *tree.ProcessState, err error) error {
 	return fault.New(fault.DataLoss, "process_state_lost", "reading process state %s: %w", state.ID, err)
