@@ -36,6 +36,9 @@ type Options struct {
 	// refused with Exhausted "disk_full", and work again once there is space; 0: 64 MiB.
 	// Changes that withhold or remove something go on down to a quarter of it.
 	MinFree uint64
+	// SlowFlush is how long the disk may be at one flush before further changes are
+	// refused with Exhausted "disk_slow"; 0: 30 s.
+	SlowFlush time.Duration
 
 	archiveStep int // how many nodes of a tree one change archives; 0: 512
 }
@@ -57,6 +60,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.archiveStep == 0 {
 		o.archiveStep = 512 // a few ms of the writers' time
+	}
+	if o.SlowFlush == 0 {
+		o.SlowFlush = 30 * time.Second
 	}
 	if o.MinFree == 0 {
 		o.MinFree = 64 << 20
@@ -89,9 +95,10 @@ type Store struct {
 	// flushing: one goroutine has a sealed group, and sees to it that what is open when it has
 	// flushed that is flushed next. It becomes true under mu only.
 	flushing atomic.Bool
-	idle     sync.Cond // of mu: nothing is flushed, and nothing open
-	sealed   *group    // the one being flushed
-	failed   error     // why no more writes are taken
+	idle     sync.Cond    // of mu: nothing is flushed, and nothing open
+	sealed   *group       // the one being flushed
+	began    atomic.Int64 // when its flush did, in ns since 1970; 0: nothing is flushed
+	failed   error        // why no more writes are taken
 	closed   bool
 
 	archiving sync.Mutex             // one tree at a time moves; before mu
@@ -180,7 +187,8 @@ func (s *Store) Close() error {
 // known. On failure of the disk: Unavailable "store_failed"; the change isn't
 // visible, no further write is taken until the store is opened again, and
 // after that it may be there or not. On a full disk: Exhausted "disk_full";
-// nothing was written and the store works again when there is space.
+// nothing was written and the store works again when there is space. On a disk that doesn't answer:
+// Exhausted "disk_slow"; nothing was written.
 //
 // f must not call Update, nor keep tx.
 //
@@ -258,6 +266,9 @@ func (s *Store) apply(ctx context.Context, f func(tx *Tx) error) (g *group, firs
 	if s.failed != nil {
 		return nil, false, 0, s.failed
 	}
+	if err := s.slow(); err != nil {
+		return nil, false, 0, err
+	}
 	if s.open == nil {
 		s.groups++
 		s.open = &group{number: s.groups, txn: s.head.Txn(true), batch: s.log.db.NewBatch(), done: make(chan struct{})}
@@ -312,6 +323,21 @@ func (s *Store) rehearse(g *group, f func(tx *Tx) error) error {
 	return tx.run(f)
 }
 
+// slow refuses a change while the disk is at one flush for too long, rather than let all that comes
+// wait for it. What waits already goes on waiting: it may be on the disk.
+func (s *Store) slow() error {
+	began := s.began.Load()
+	if began == 0 {
+		return nil
+	}
+	since := time.Since(time.Unix(0, began))
+	if since < s.o.SlowFlush {
+		return nil
+	}
+	return fault.New(fault.Exhausted, "disk_slow", "the disk of the state directory has been at one flush for %s", since.Round(time.Millisecond)).
+		WithHint("look at the disk; reads go on, and changes are taken again when it answers").After(10 * time.Second)
+}
+
 // room refuses a change on a nearly full disk. One that removes something may
 // use most of what is kept free: it is how space comes back.
 func (s *Store) room(tx *Tx, g *group) error {
@@ -336,7 +362,10 @@ func (s *Store) room(tx *Tx, g *group) error {
 // to the next change, or to a goroutine of its own, so that no change waits for a later one.
 func (s *Store) flush(g *group) {
 	_ = g.batch.Set(indexKey, varint(g.after.index), nil)
-	if err := s.log.commit(g.batch); err != nil {
+	s.began.Store(time.Now().UnixNano())
+	err := s.log.commit(g.batch)
+	s.began.Store(0)
+	if err != nil {
 		s.giveUp(g, err)
 	} else {
 		_ = g.batch.Close()
