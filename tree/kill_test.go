@@ -396,3 +396,99 @@ func TestAnswersRestOnWhatIsDurable(t *testing.T) {
 	close(fail)
 	wg.Wait()
 }
+
+// If it fails, a disk that can't be written any more is told wrongly, ends readers, or leaves half of something; or a
+// store doesn't come back with the disk.
+func TestDiskThatRefusesWrites(t *testing.T) {
+	for _, cause := range []error{syscall.EROFS, syscall.EIO, syscall.EDQUOT, syscall.ENOSPC} {
+		t.Run(cause.Error(), func(t *testing.T) {
+			disk := vfs.NewCrashableMem()
+			var refuses atomic.Bool
+			o := Options{FS: errorfs.Wrap(disk, errorfs.InjectorFunc(func(op errorfs.Op) error {
+				if refuses.Load() && op.Kind.ReadOrWrite() == errorfs.OpIsWrite {
+					return cause
+				}
+				return nil
+			}))}
+			s, err := Open("state", o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			tr := mustTree(t, s)
+			before := frozen(t, s)
+			refuses.Store(true)
+			_, err = s.Update(context.Background(), func(tx *Tx) error { return tx.Pin(tr.Root) })
+			wantFault(t, err, fault.Unavailable, "store_failed")
+			if !errors.Is(err, cause) {
+				t.Errorf("%v doesn't say %v", err, cause)
+			}
+			wantEqual(t, "on a disk that refuses writes", frozen(t, s), before)
+			_ = s.Close()
+			disk = disk.CrashClone(vfs.CrashCloneCfg{})
+			_, err = Open("state", Options{FS: errorfs.Wrap(disk, errorfs.InjectorFunc(func(op errorfs.Op) error {
+				if op.Kind.ReadOrWrite() == errorfs.OpIsWrite {
+					return cause
+				}
+				return nil
+			}))})
+			wantFault(t, err, fault.Internal, "state_dir")
+			if !errors.Is(err, cause) {
+				t.Errorf("opening: %v doesn't say %v", err, cause)
+			}
+			// The disk is back. Whether the change that failed is there isn't known, what was acknowledged is.
+			s = mustOpen(t, "state", Options{FS: disk})
+			if n, err := s.View().Node(tr.Root); err != nil || n.Checkpoint == "" {
+				t.Fatalf("the root is %+v, %v", n, err)
+			}
+			mustNode(t, s, tr.Root)
+		})
+	}
+}
+
+// If it fails, a disk that hangs in a flush holds up readers, or a change is said to be made that isn't durable.
+func TestSlowDiskHoldsUpOnlyWrites(t *testing.T) {
+	disk := newGate()
+	s := mustOpen(t, "state", Options{FS: disk})
+	t.Cleanup(disk.open)
+	tr := mustTree(t, s)
+	before := frozen(t, s)
+	answers := make(chan error, 3)
+	write := func(ran func()) {
+		_, err := s.Update(context.Background(), func(tx *Tx) error {
+			defer ran()
+			p, err := tx.Node(tr.Root)
+			if err != nil {
+				return err
+			}
+			_, err = tx.AddNode(typicalNode(p))
+			return err
+		})
+		answers <- err
+	}
+	disk.armed.Store(true)
+	for range cap(answers) {
+		ran := make(chan struct{})
+		go write(sync.OnceFunc(func() { close(ran) }))
+		<-ran
+	}
+	<-disk.reached
+	wantEqual(t, "while the disk hangs", frozen(t, s), before)
+	late, cancel := context.WithTimeout(context.Background(), 1)
+	defer cancel()
+	_, err := s.Update(late, func(*Tx) error { t.Error("a change was made after its deadline"); return nil })
+	wantFault(t, err, fault.Deadline, "deadline")
+	select {
+	case err := <-answers:
+		t.Fatalf("answered with %v before the flush", err)
+	default:
+	}
+	disk.open()
+	for range cap(answers) {
+		if err := <-answers; err != nil {
+			t.Error(err)
+		}
+	}
+	if n := s.View().NodeCount(tr.ID); n != 1+cap(answers) {
+		t.Errorf("%d nodes, want %d", n, 1+cap(answers))
+	}
+}

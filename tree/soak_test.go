@@ -160,6 +160,7 @@ func (k *soak) grow(rnd *rand.Rand) {
 // tree grows one tree by turns that hang below some recent node.
 func (k *soak) tree(rnd *rand.Rand, turns int) ids.Tree {
 	tr := Tree{ID: ids.NewTree(), Root: ids.NewNode(), CreatedAt: k.s.o.Clock()}
+	captured := k.save(tr.ID, tr.Root, false)
 	k.update(func(tx *Tx) error {
 		if err := tx.PutTree(tr); err != nil {
 			return err
@@ -167,7 +168,7 @@ func (k *soak) tree(rnd *rand.Rand, turns int) ids.Tree {
 		if _, err := tx.AddNode(Node{ID: tr.Root, Tree: tr.ID, Capture: Recorded, TurnStatus: Completed}); err != nil {
 			return err
 		}
-		return k.capture(tx, tr.ID, tr.Root, false)
+		return captured(tx)
 	})
 	recent := []ids.Node{tr.Root}
 	for range turns {
@@ -193,7 +194,7 @@ func (k *soak) tree(rnd *rand.Rand, turns int) ids.Tree {
 			return err
 		})
 		if half < 25 {
-			k.update(func(tx *Tx) error { return k.capture(tx, tr.ID, id, half < 5) })
+			k.update(k.save(tr.ID, id, half < 5))
 		}
 		if half%10 == 0 {
 			k.update(func(tx *Tx) error { _, err := tx.Backup([]BackupItem{{id, float64(half)}}, Mean, 0); return err })
@@ -211,23 +212,25 @@ func (k *soak) update(change func(tx *Tx) error) {
 	}
 }
 
-// capture saves states and records them.
-func (k *soak) capture(tx *Tx, tr ids.Tree, n ids.Node, dump bool) error {
+// save puts states into the pool; what it gives records them.
+func (k *soak) save(tr ids.Tree, n ids.Node, dump bool) func(tx *Tx) error {
 	c := checkpointOf(tr, n)
+	p := ProcessState{ID: ids.NewProcess(), Kind: Dump, Digest: string(n), Bytes: 1 << 20}
 	k.mu.Lock()
+	defer k.mu.Unlock()
 	k.saved[c.Snapshot] = true
-	k.mu.Unlock()
 	if dump {
-		p := ProcessState{ID: ids.NewProcess(), Kind: Dump, Digest: string(n), Bytes: 1 << 20}
-		k.mu.Lock()
 		k.dumps[p.ID] = true
-		k.mu.Unlock()
-		if err := tx.PutProcess(p); err != nil {
-			return err
-		}
 		c.Process, c.State = Dump, p.ID
 	}
-	return tx.SetCaptured(c, c.CreatedAt, false, 0)
+	return func(tx *Tx) error {
+		if dump {
+			if err := tx.PutProcess(p); err != nil {
+				return err
+			}
+		}
+		return tx.SetCaptured(c, c.CreatedAt, false, 0)
+	}
 }
 
 // end closes the day's trees, gives up their oldest states beyond the policy, prunes what is too old, and has the rest

@@ -1,0 +1,5 @@
+//go:build sabotage_end
+
+package tree
+
+const watchesEnd = false
