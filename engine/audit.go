@@ -195,7 +195,7 @@ func (e *Engine) compareHalves(ctx context.Context, b *body, n *tree.Node, was, 
 	for _, a := range n.Action.Argv {
 		c.Argv = append(c.Argv, string(a))
 	}
-	alive, err := b.box.Survivors()
+	alive, err := e.survivors(b.box)
 	if err != nil {
 		return nil, fmt.Errorf("listing survivors: %w", err)
 	}
@@ -204,7 +204,7 @@ func (e *Engine) compareHalves(ctx context.Context, b *body, n *tree.Node, was, 
 		sessions[s.HostPID] = true
 	}
 	for _, p := range alive {
-		if sessions[p.HostPID] {
+		if sessions[p.HostPID] || was.State != "" && was.State == b.dumped.id && b.dumped.was.Processes[p.PID] != nil {
 			continue
 		}
 		c.Process = append(c.Process, fmt.Sprintf("process %d: %q", p.PID, p.Cmdline))

@@ -89,6 +89,8 @@ type Config struct {
 	// Audit is the share of turns whose verdict is compared with what really
 	// changed, from 0 to 1.
 	Audit float64
+	// IgnoreProcesses by the name of their command: see ignores. Empty: none.
+	IgnoreProcesses []string
 	// Retention of saved states; zero: all are kept until they are pruned.
 	Retention Retention
 	Log       *slog.Logger
@@ -139,6 +141,7 @@ type Engine struct {
 	attaches chan struct{} // one token per box being made
 	spares   *spares
 	trials   *trials
+	ignores  ignores
 	removals *sched.Runner // kills of released boxes, removal of file state
 	setups   flights       // set-ups being run, by digest
 	images   sync.Mutex    // one import or removal at a time
@@ -186,6 +189,7 @@ func New(ctx context.Context, parts Parts, cfg Config) (*Engine, error) {
 		closedTree: make(chan struct{}, 1),
 	}
 	e.spares, e.trials = newSpares(e), newTrials(e)
+	e.ignores.names = cfg.IgnoreProcesses
 	e.keepers = map[tree.ProcessKind]keeper{tree.Empty: emptyKeeper{e}, tree.Shells: shellsKeeper{e}}
 	var err error
 	if e.vault, err = openVault(cfg.StateDir); err != nil {
@@ -252,6 +256,9 @@ func (e *Engine) Info() (Info, error) {
 	}
 	if e.keepers[tree.Dump] != nil {
 		found = append(slices.Clone(found), e.trials.capability())
+	}
+	if len(e.ignores.names) > 0 {
+		found = append(slices.Clone(found), e.ignores.capability())
 	}
 	return Info{
 		Sandboxes: live, Nodes: e.Store.View().NodeCount(""), Zygotes: max(0, e.Boxes.Ready()-e.spares.missing()), Pool: usage,

@@ -481,6 +481,9 @@ func (e *Engine) watch(bx box.Box, upper *pool.Upper, ck *tree.Checkpoint, resto
 			out := make([]inspector.Survivor, len(procs))
 			for i, p := range procs {
 				out[i] = inspector.Survivor{PID: p.PID, HostPID: p.HostPID, Cmdline: p.Cmdline, Elsewhere: shells[p.HostPID]}
+				if e.ignores.has(p) && !shells[p.HostPID] {
+					out[i].Elsewhere, out[i].Ignored = true, p.Name
+				}
 			}
 			return out, err
 		},

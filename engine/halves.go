@@ -114,7 +114,7 @@ func (k emptyKeeper) prepare(_ context.Context, b *body) (saving, error) {
 }
 
 func (s emptySaving) check() error {
-	alive, err := s.b.box.Survivors()
+	alive, err := s.e.survivors(s.b.box)
 	switch {
 	case err != nil:
 		return fmt.Errorf("looking for survivors: %w", err)

@@ -335,12 +335,12 @@ func (k shellsKeeper) prepare(ctx context.Context, b *body) (saving, error) {
 			return nil, fault.New(fault.Precondition, "shell_moved", "session %s changed between its turn and its capture", name)
 		}
 	}
-	return s, sessionsAlone(b.box)
+	return s, k.e.sessionsAlone(b.box)
 }
 
 // sessionsAlone: nothing survives but the sessions.
-func sessionsAlone(bx box.Box) error {
-	alive, err := bx.Survivors()
+func (e *Engine) sessionsAlone(bx box.Box) error {
+	alive, err := e.survivors(bx)
 	if err != nil {
 		return fmt.Errorf("looking for survivors: %w", err)
 	}
@@ -363,7 +363,7 @@ func sessionsAlone(bx box.Box) error {
 // as it was described: nobody has told it anything since, it had no child and no timer, and nobody
 // else is there to send it a signal.
 func (s *shellsSaving) freeze(context.Context) error {
-	why, err := s.b.box.Resting()
+	why, err := s.b.box.Resting(s.e.ignores.has)
 	if err == nil && why != "" {
 		err = fault.New(fault.Precondition, "shell_moved", "sessions changed between the turn and its capture: %s", why)
 	}
@@ -525,5 +525,5 @@ func (e *Engine) keepable(b *body) bool {
 	if b.shells.beyond || b.shells.why != "" {
 		return false
 	}
-	return sessionsAlone(b.box) == nil
+	return e.sessionsAlone(b.box) == nil
 }

@@ -310,6 +310,7 @@ func (t *turn) finish(ctx context.Context, in NodeInput, commit Commit) (TurnRes
 	n.Verdict, n.External, n.Reasons = report.Verdict, report.External, report.Reasons
 	n.Effects, n.EffectCount = report.Effects, report.Count
 	shells.into(n)
+	n.Reasons = append(n.Reasons, e.ignores.note(report.Survivors)...)
 	n.Timings.Barrier = report.Barrier
 	lost := n.TurnStatus == tree.Lost
 	e.decide(n, b, lost)

@@ -45,6 +45,9 @@ type Survivor struct {
 	// persistent shell that is described. It may run, and so may what it starts;
 	// what of it others hold, too, makes those changed.
 	Elsewhere bool
+	// Ignored is the name by which the caller has it counted for nothing, with Elsewhere: that it
+	// came or ended is no change either. Empty: it counts.
+	Ignored string
 }
 
 // Fate is what became of one survivor since the epoch began.

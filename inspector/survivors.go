@@ -436,12 +436,12 @@ func (w *watch) judgeSurvivors(epoch signs, now []Survivor, err error, all, turn
 		turn.process = true
 	}
 	for _, s := range now {
-		if !slices.ContainsFunc(w.last, s.is) {
+		if s.Ignored == "" && !slices.ContainsFunc(w.last, s.is) {
 			turn.effect(tree.ProcessSurvived, s.Cmdline, "")
 		}
 	}
 	for _, s := range w.last {
-		if !slices.ContainsFunc(now, s.is) {
+		if s.Ignored == "" && !slices.ContainsFunc(now, s.is) {
 			turn.process = true
 			turn.effect(tree.ProcessEnded, s.Cmdline, "")
 		}
@@ -457,7 +457,7 @@ func (w *watch) missing(now []Survivor, all *finding) {
 	}
 	ended := 0
 	for _, s := range w.sleep.all {
-		if !slices.ContainsFunc(now, func(p Survivor) bool { return p.PID == s.PID && p.HostPID == s.HostPID }) {
+		if s.Ignored == "" && !slices.ContainsFunc(now, func(p Survivor) bool { return p.PID == s.PID && p.HostPID == s.HostPID }) {
 			ended++
 		}
 	}

@@ -37,7 +37,7 @@ type serveFlags struct {
 	zygotes, maxSandboxes                                                                   int
 	lease                                                                                   time.Duration
 	audit                                                                                   float64
-	imports                                                                                 []string
+	imports, ignore                                                                         []string
 	rebuild, stopOnEOF                                                                      bool
 }
 
@@ -66,6 +66,7 @@ prints "ready" and the socket once it answers.`,
 	c.Flags().IntVar(&f.maxSandboxes, "max-sandboxes", 0, "sandboxes that may live at once (default 2000)")
 	c.Flags().DurationVar(&f.lease, "lease", 0, "how long a sandbox lives without a call (default 30m)")
 	c.Flags().Float64Var(&f.audit, "audit", 0, "share of turns, 0 to 1, whose verdict is compared with what really changed")
+	c.Flags().StringSliceVar(&f.ignore, "ignore-processes", nil, "names of commands whose processes count for no verdict, and aren't kept where nothing else has to be; at your own risk (default none)")
 	c.Flags().IntVar(&f.keepCount, "keep-states", 0, "saved states that each tree keeps; the oldest go, except on the way to what is pinned or lives (default all)")
 	c.Flags().StringVar(&f.keepBytes, "keep-bytes", "", "what saved states may hold in all, such as 100G (default all)")
 	c.Flags().DurationVar(&f.keepAge, "keep-age", 0, "how long saved states are kept (default for ever)")
@@ -106,6 +107,7 @@ func (f serveFlags) options() (o engine.OpenOptions, err error) {
 	if err := service.Imports(f.imports).Check(); err != nil {
 		return o, err
 	}
+	o.IgnoreProcesses = f.ignore
 	o.Retention = engine.Retention{Depth: f.keepDepth, Count: f.keepCount, Age: f.keepAge}
 	if f.keepBytes != "" {
 		if o.Retention.Bytes, err = parseSize(f.keepBytes); err != nil {

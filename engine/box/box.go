@@ -338,12 +338,11 @@ func readProc(pid int) (Proc, bool) {
 		return Proc{}, false
 	}
 	p := Proc{HostPID: pid}
-	var name string
 	for line := range strings.Lines(string(status)) {
 		key, value, _ := strings.Cut(line, ":")
 		switch key {
 		case "Name":
-			name = strings.TrimSpace(value)
+			p.Name = strings.TrimSpace(value)
 		case "NSpid":
 			if f := strings.Fields(value); len(f) > 1 {
 				fmt.Sscan(f[1], &p.PID)
@@ -361,7 +360,7 @@ func readProc(pid int) (Proc, bool) {
 		p.Cmdline = buf[:n]
 	}
 	if len(p.Cmdline) == 0 {
-		p.Cmdline = []byte("[" + name + "]")
+		p.Cmdline = []byte("[" + p.Name + "]")
 	}
 	return p, true
 }

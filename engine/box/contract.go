@@ -89,6 +89,7 @@ type Exit struct {
 type Proc struct {
 	PID     int // in the box
 	HostPID int
+	Name    string // of the command, as ps has it: the program gives it to itself
 	Cmdline []byte
 	dying   bool // killed, and not gone yet
 }
@@ -147,7 +148,7 @@ type Box interface {
 	TerminalOf(ctx context.Context, name string) (Terminal, int, error)
 	Facts(name string) (SessionFacts, error)
 	Idle(name string) (SessionFacts, error)
-	Resting() (string, error)
+	Resting(ignored func(Proc) bool) (string, error)
 	// ReadFile, WriteFile, Unpack and Pack act inside the box as its root user,
 	// in a process of Run, so that what they change is seen like any turn.
 	ReadFile(ctx context.Context, path string, offset, limit int64) (content []byte, size int64, mode uint32, err error)

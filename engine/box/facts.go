@@ -61,13 +61,19 @@ func (b *box) Idle(name string) (SessionFacts, error) {
 
 // Resting is what can be asked of a frozen box in no time: whether its sessions, all of which
 // waited at their channels before it was frozen, are alone in it, and nothing has come that
-// will wake one. It says why not; "" if so.
-func (b *box) Resting() (string, error) {
+// will wake one. It says why not; "" if so. Processes that are ignored count for nothing.
+func (b *box) Resting(ignored func(Proc) bool) (string, error) {
 	pids, err := cgroup.Pids(b.group.Run)
 	if err != nil {
 		return "", b.orGone(err)
 	}
 	list := b.Sessions()
+	if len(pids) != len(list) {
+		pids = slices.DeleteFunc(pids, func(pid int) bool {
+			p, ok := readProc(pid)
+			return ok && ignored(p)
+		})
+	}
 	if len(pids) != len(list) {
 		return fmt.Sprintf("%d processes are there, and %d sessions", len(pids), len(list)), nil
 	}

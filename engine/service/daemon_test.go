@@ -37,6 +37,7 @@ const (
 	smallPool   = "BOXWOOD_TEST_SMALL_POOL"
 	breakAt     = "BOXWOOD_TEST_BREAK_AT" // see failpoint.Parse
 	keepStates  = "BOXWOOD_TEST_KEEP"     // states that each tree keeps
+	ignoreName  = "BOXWOOD_TEST_IGNORE"   // processes that count for nothing
 )
 
 func TestMain(m *testing.M) {
@@ -79,6 +80,9 @@ func runDaemon(dir string) error {
 	o.StateDir, o.Log, o.RebuildPool = dir, log, os.Getenv(rebuildPool) != ""
 	if os.Getenv(smallPool) != "" {
 		o.PoolBytes = 640 << 20
+	}
+	if name := os.Getenv(ignoreName); name != "" {
+		o.IgnoreProcesses = []string{name}
 	}
 	if keep := os.Getenv(keepStates); keep != "" {
 		n, err := strconv.Atoi(keep)
