@@ -138,6 +138,16 @@ func (c *tally) add(p program, o outcome) {
 	}
 }
 
+func (c *tally) write(t *testing.T, path string) {
+	if path == "" {
+		return
+	}
+	data, err := json.Marshal(c)
+	if err = errors.Join(err, os.WriteFile(path, data, 0o644)); err != nil {
+		t.Errorf("keeping the counts: %v", err)
+	}
+}
+
 // Random programs as turns of sandboxes, each half's verdict against the oracle.
 func TestCorpus(t *testing.T) {
 	seed := *corpusSeed
@@ -149,6 +159,7 @@ func TestCorpus(t *testing.T) {
 	g := &generator{r: rand.New(rand.NewPCG(seed, 3))}
 	c, err := tallyOf(*corpusOut)
 	must(t, err)
+	defer c.write(t, *corpusOut) // also if the run breaks off
 	began, done := time.Now(), false
 	for !t.Failed() && (*corpusFor == 0 || time.Since(began) < *corpusFor) {
 		if c.Turns >= *corpusN {
@@ -177,11 +188,6 @@ func TestCorpus(t *testing.T) {
 	}
 	h.audited(t)
 	c.judge(t, done)
-	if *corpusOut != "" {
-		data, err := json.Marshal(c)
-		must(t, err)
-		must(t, os.WriteFile(*corpusOut, data, 0o644))
-	}
 }
 
 // report fails with the shortest program that is still missed.
@@ -337,9 +343,7 @@ func TestPiecesAddUp(t *testing.T) {
 		}
 		c.add(program{steps: []step{{write, false}}}, outcome{verdict: tree.Files, files: []string{"x"}, status: []string{"0"}})
 		c.add(program{steps: []step{{refusal, false}}}, outcome{status: []string{"1"}})
-		data, err := json.Marshal(c)
-		must(t, err)
-		must(t, os.WriteFile(path, data, 0o600))
+		c.write(t, path)
 	}
 	c, err := tallyOf(path)
 	must(t, err)
