@@ -321,5 +321,5 @@ func (x *exporter) node(n *tree.Node) error {
 		m.Capture, m.CheckpointId, m.FrozenAt = pb.CaptureStatus_CAPTURE_STATUS_WITHHELD, "", 0
 		m.WithheldReason = "not carried: what was saved of its processes was left out of the archive"
 	}
-	return x.w.Put(archive.Node, &pb.ArchiveNode{Node: m, Timings: archive.TimingsMessage(full.Timings)})
+	return x.w.Put(archive.Node, &pb.ArchiveNode{Node: m, Timings: archive.TimingsMessage(full.Timings), Recipe: tree.EncodeRecipe(&full.Recipe)})
 }

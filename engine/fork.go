@@ -40,6 +40,8 @@ type ForkOptions struct {
 	MinReady      int
 	ReplaceFailed bool
 	Seed          uint64
+	SameSeed      bool   // for all children of a node
+	Replay        bool   // make withheld nodes again: see Replayed
 	Request       string // names the call in statistics
 }
 
@@ -49,6 +51,7 @@ type Child struct {
 	Sandbox     Sandbox
 	Err         error
 	Ready       time.Duration // from the request to ready
+	Replayed    []Replayed    // the turns that were run again in it, in order
 }
 
 // point is what all children of one want are made from: one checkpoint,
@@ -58,11 +61,13 @@ type point struct {
 	checkpoint *tree.Checkpoint
 	state      *tree.ProcessState // nil: none
 	tree       *tree.Tree
+	asked      ids.Node   // node, or what is made again from there
+	turns      []ids.Node // by running these
 }
 
 // forkPoint finds the checkpoint of a node, waiting for its capture if that is
-// still on its way.
-func (e *Engine) forkPoint(ctx context.Context, w Want) (point, error) {
+// still on its way. With replay, a withheld node's is that of the nearest one above it.
+func (e *Engine) forkPoint(ctx context.Context, w Want, replay bool) (point, error) {
 	id := w.Node
 	if w.Sandbox != "" {
 		s, err := e.find(w.Sandbox)
@@ -85,15 +90,17 @@ func (e *Engine) forkPoint(ctx context.Context, w Want) (point, error) {
 	if t.Closed {
 		return point{}, errClosed(t.ID).WithHint("start a new tree from the node: create_tree(node=%s)", n.ID)
 	}
-	ck, err := restorable(v, n)
-	if err != nil {
+	p := point{node: n, tree: t, asked: id}
+	if replay && n.Capture == tree.Withheld {
+		if p.node, p.turns, err = e.replayable(v, n); err != nil {
+			return point{}, err
+		}
+	}
+	if p.checkpoint, err = restorable(v, p.node); err != nil {
 		return point{}, err
 	}
-	state, err := e.stateOf(ck)
-	if err != nil {
-		return point{}, err
-	}
-	return point{node: n, checkpoint: ck, state: state, tree: t}, nil
+	p.state, err = e.stateOf(p.checkpoint)
+	return p, err
 }
 
 // decidedNode gives a node whose capture is over, waiting for it if need be.
@@ -119,19 +126,6 @@ func restorable(v *tree.View, n *tree.Node) (*tree.Checkpoint, error) {
 	return v.Checkpoint(n.Checkpoint)
 }
 
-// errWithheld says why a node can't be restored and from where one can go on.
-func errWithheld(v *tree.View, n *tree.Node) error {
-	err := fault.New(fault.Precondition, "node_withheld", "node %s is withheld: %s", n.ID, n.WithheldReason)
-	turns := 0
-	for a := range v.PathToRoot(n.ID) {
-		if a.Capture == tree.Captured || a.Capture == tree.Proven {
-			return err.WithHint("the nearest node that can be forked is %s; %d turns would have to be run again from there", a.ID, turns)
-		}
-		turns++
-	}
-	return err
-}
-
 // Fork makes children. Each is given to result as it becomes ready or fails;
 // result is called from one goroutine at a time. The error is for the call as a whole: a bad
 // request, a node that can't be forked, or fewer than MinReady children (those
@@ -153,7 +147,7 @@ func (e *Engine) Fork(ctx context.Context, arrived time.Time, wants []Want, o Fo
 	defer e.unreserve(total)
 	points := make([]point, len(wants))
 	for i, w := range wants {
-		p, err := e.forkPoint(ctx, w)
+		p, err := e.forkPoint(ctx, w, o.Replay)
 		if err != nil {
 			return err
 		}
@@ -214,6 +208,11 @@ func (e *Engine) Fork(ctx context.Context, arrived time.Time, wants []Want, o Fo
 func (e *Engine) deliver(ctx context.Context, b *birth, o ForkOptions) Child {
 	s, err := e.raise(ctx, b, o)
 	c := Child{Want: b.want, Child: b.child, Err: err}
+	if err == nil && len(b.point.turns) > 0 {
+		c.Replayed, c.Err = e.replay(ctx, s, b.point.turns)
+		err = c.Err
+		s.releaseSlot()
+	}
 	if err != nil {
 		e.miscarry(b)
 		e.forget(b)
@@ -272,7 +271,11 @@ func (e *Engine) conceive(p point, want, child int, o ForkOptions) *birth {
 	limits.Calls = p.tree.Defaults.Limits.Calls
 	gen := ids.NewGeneration()
 	if o.Seed != 0 {
-		b.seed = childSeed(o.Seed, p.node.ID, child)
+		of := child
+		if o.SameSeed {
+			of = 0
+		}
+		b.seed = childSeed(o.Seed, p.asked, of)
 	}
 	// The seed is in the environment of what runs there already.
 	if b.seed == "" || p.state == nil {
@@ -499,6 +502,10 @@ func (e *Engine) watch(bx box.Box, upper *pool.Upper, ck *tree.Checkpoint, resto
 func (e *Engine) enlist(ctx context.Context, b *birth) (*sandbox, error) {
 	s := newSandbox(b.rec, b.point.tree.Defaults)
 	s.seed, s.body = b.seed, b.body
+	replays := len(b.point.turns) > 0
+	if replays {
+		s.slot <- struct{}{} // until it stands where it was asked for
+	}
 	e.mu.Lock()
 	e.sandboxes[s.id] = s
 	e.mu.Unlock()
@@ -510,6 +517,9 @@ func (e *Engine) enlist(ctx context.Context, b *birth) (*sandbox, error) {
 		err = errClosed(t.ID)
 	}
 	if err != nil {
+		if replays {
+			s.releaseSlot()
+		}
 		return nil, errors.Join(err, e.release(context.WithoutCancel(ctx), s, "its tree was closed"))
 	}
 	return s, nil

@@ -373,6 +373,11 @@ func (m *importer) node(body []byte) error {
 	default:
 		return archive.Damaged("node %s is neither withheld nor has a checkpoint of the archive", n.ID)
 	}
+	recipe, err := tree.DecodeRecipe(msg.GetRecipe())
+	if err != nil {
+		return archive.Damaged("the steps of node %s: %w", n.ID, err)
+	}
+	n.Recipe, n.ReplayOf = *recipe, ids.Node(m.name(string(n.ReplayOf)))
 	n.ID, n.Parent, n.Tree = ids.Node(m.name(string(n.ID))), ids.Node(m.name(string(n.Parent))), m.tree.ID
 	m.nodes = append(m.nodes, n)
 	return m.grow(len(body))

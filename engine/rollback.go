@@ -23,11 +23,10 @@ func (e *Engine) Rollback(ctx context.Context, id ids.Sandbox, to ids.Node, comm
 	}
 	done := false
 	defer func() {
-		if done {
-			s.releaseSlot()
-		} else { // by a panic: it may stand at either node
-			s.abort(e)
+		if !done { // by a panic: it may stand at either node
+			s.ruin(e)
 		}
+		s.releaseSlot()
 	}()
 	out, err := e.rollback(ctx, s, to, commit)
 	done = true
@@ -38,7 +37,7 @@ func (e *Engine) Rollback(ctx context.Context, id ids.Sandbox, to ids.Node, comm
 func (e *Engine) rollback(ctx context.Context, s *sandbox, to ids.Node, commit func(*tree.Tx, Sandbox) error) (Sandbox, error) {
 	id := s.id
 	s.renew(0)
-	p, err := e.forkPoint(ctx, Want{Node: to})
+	p, err := e.forkPoint(ctx, Want{Node: to}, false)
 	if err != nil {
 		return Sandbox{}, err
 	}

@@ -84,11 +84,19 @@ func (s *sandbox) acquire(ctx context.Context, wait time.Duration) (exposed time
 			return 0, err
 		}
 	}
+	exposed, err = s.settled(ctx)
+	if err != nil {
+		s.releaseSlot()
+	}
+	return exposed, err
+}
+
+// settled waits for the capture of the last turn. The caller has the slot.
+func (s *sandbox) settled(ctx context.Context) (exposed time.Duration, err error) {
 	s.mu.Lock()
 	gone, job := s.gone, s.capture
 	s.mu.Unlock()
 	if gone {
-		s.releaseSlot()
 		return 0, errGone(s.id)
 	}
 	if job == nil || !waitsForCapture {
@@ -105,7 +113,6 @@ func (s *sandbox) acquire(ctx context.Context, wait time.Duration) (exposed time
 	case <-job.Done(): // its failure is the node's affair: withheld, and the watch is tainted
 		return time.Since(began), nil
 	case <-ctx.Done():
-		s.releaseSlot()
 		return 0, fault.New(fault.Deadline, "capture_wait", "waiting for the capture of sandbox %s: %w", s.id, context.Cause(ctx))
 	}
 }
@@ -130,11 +137,9 @@ func (s *sandbox) waitSlot(ctx context.Context, wait time.Duration) error {
 
 func (s *sandbox) releaseSlot() { <-s.slot }
 
-// abort ends a sandbox in which a defect of ours ended a call half-way, and gives
-// up the slot, which the caller has. A node that the call has recorded gets no
-// capture any more.
-func (s *sandbox) abort(e *Engine) {
-	defer s.releaseSlot()
+// ruin ends a sandbox in which a defect of ours ended a call half-way. The caller has the
+// slot. A node that the call has recorded gets no capture any more.
+func (s *sandbox) ruin(e *Engine) {
 	ctx := context.Background()
 	if err := e.drop(ctx, s, "lost by a defect"); err != nil {
 		e.log.Error("ending a sandbox after a panic", "sandbox", s.id, "error", err)

@@ -35,21 +35,27 @@ const greetLimit = time.Minute
 // OpenSession opens a session, as a step of an open turn or (turn empty) as a turn of its own.
 func (e *Engine) OpenSession(ctx context.Context, id ids.Sandbox, open ids.Turn, n NewSession, commit func(*tree.Tx, Session, TurnResult) error) (Session, *TurnResult, error) {
 	var made box.Session
-	text := fmt.Sprintf("# open session %s", n.Name)
+	s := &tree.Step{
+		Kind: tree.OpenSessionStep, Session: n.Name, TTY: n.TTY, Rows: int32(n.Rows), Cols: int32(n.Cols), Cwd: n.Cwd, User: n.User, Env: n.Env,
+	}
 	record := func(tx *tree.Tx, r TurnResult) error { return commit(tx, Session{made.Name, made.PID, made.TTY}, r) }
-	r, err := e.withinTurn(ctx, id, open, text, record, func(ctx context.Context, t *turn) error {
-		c, err := t.command(Command{Argv: shell.Argv, Cwd: n.Cwd, User: n.User, Env: n.Env})
-		if err != nil {
-			return err
-		}
-		spec := box.SessionSpec{Name: n.Name, Argv: c.Argv, Env: c.Env, Cwd: c.Cwd, User: c.User, TTY: n.TTY, Umask: 0o22, PTS: -1}
-		if n.TTY {
-			spec.Terminal = box.Terminal{Rows: or(n.Rows, 24), Cols: or(n.Cols, 80)}
-		}
-		made, err = greet(ctx, t.b.box, spec)
+	r, err := e.withinTurn(ctx, id, open, s, record, func(ctx context.Context, t *turn) (err error) {
+		made, err = t.openSession(ctx, n)
 		return err
 	})
 	return Session{made.Name, made.PID, made.TTY}, r, err
+}
+
+func (t *turn) openSession(ctx context.Context, n NewSession) (box.Session, error) {
+	c, err := t.command(Command{Argv: shell.Argv, Cwd: n.Cwd, User: n.User, Env: n.Env})
+	if err != nil {
+		return box.Session{}, err
+	}
+	spec := box.SessionSpec{Name: n.Name, Argv: c.Argv, Env: c.Env, Cwd: c.Cwd, User: c.User, TTY: n.TTY, Umask: 0o22, PTS: -1}
+	if n.TTY {
+		spec.Terminal = box.Terminal{Rows: or(n.Rows, 24), Cols: or(n.Cols, 80)}
+	}
+	return greet(ctx, t.b.box, spec)
 }
 
 func or(v, otherwise uint16) uint16 {
@@ -102,7 +108,8 @@ func endOf(end box.TalkEnd) string {
 
 // CloseSession ends a session and all that it has started: a step of a turn, or a turn of its own.
 func (e *Engine) CloseSession(ctx context.Context, id ids.Sandbox, open ids.Turn, name string, commit Commit) (*TurnResult, error) {
-	return e.within(ctx, id, open, "# close session "+name, commit, func(ctx context.Context, b box.Box) error {
+	s := &tree.Step{Kind: tree.CloseSessionStep, Session: name}
+	return e.within(ctx, id, open, s, commit, func(ctx context.Context, b box.Box) error {
 		return b.CloseSession(ctx, name)
 	})
 }
@@ -132,8 +139,11 @@ func (e *Engine) Interrupt(id ids.Sandbox, name string) (bool, error) {
 	}
 	s.renew(0)
 	s.mu.Lock()
-	b := s.body
+	b, t := s.body, s.turn
 	s.mu.Unlock()
+	if t != nil { // it may end before the answer is there
+		t.broken.Store(true)
+	}
 	return b.box.Interrupt(name)
 }
 

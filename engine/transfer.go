@@ -17,12 +17,12 @@ import (
 type transfer func(ctx context.Context, b box.Box) error
 
 // withinTurn is within for what has to know its turn.
-func (e *Engine) withinTurn(ctx context.Context, id ids.Sandbox, open ids.Turn, text string, commit Commit, do func(context.Context, *turn) error) (*TurnResult, error) {
+func (e *Engine) withinTurn(ctx context.Context, id ids.Sandbox, open ids.Turn, s *tree.Step, commit Commit, do func(context.Context, *turn) error) (*TurnResult, error) {
 	t, err := e.stepTurn(ctx, id, open)
 	if err != nil {
 		return nil, err
 	}
-	if err := t.step(ctx, text, func(ctx context.Context, _ box.Box) error { return do(ctx, t) }); err != nil {
+	if err := t.step(ctx, s, func(ctx context.Context, _ box.Box) error { return do(ctx, t) }); err != nil {
 		if open == "" {
 			_, endErr := t.end(ctx, NodeInput{}, nil) // what it wrote before it failed is a change
 			err = errors.Join(err, endErr)
@@ -38,8 +38,8 @@ func (e *Engine) withinTurn(ctx context.Context, id ids.Sandbox, open ids.Turn, 
 
 // within runs one transfer as a step of an open turn or (turn empty) as a turn
 // of its own, whose result it returns.
-func (e *Engine) within(ctx context.Context, id ids.Sandbox, open ids.Turn, text string, commit Commit, do transfer) (*TurnResult, error) {
-	return e.withinTurn(ctx, id, open, text, commit, func(ctx context.Context, t *turn) error { return do(ctx, t.b.box) })
+func (e *Engine) within(ctx context.Context, id ids.Sandbox, open ids.Turn, s *tree.Step, commit Commit, do transfer) (*TurnResult, error) {
+	return e.withinTurn(ctx, id, open, s, commit, func(ctx context.Context, t *turn) error { return do(ctx, t.b.box) })
 }
 
 func (e *Engine) stepTurn(ctx context.Context, id ids.Sandbox, open ids.Turn) (*turn, error) {
@@ -53,18 +53,24 @@ func (e *Engine) stepTurn(ctx context.Context, id ids.Sandbox, open ids.Turn) (*
 	return t, err
 }
 
-func (t *turn) step(ctx context.Context, text string, do transfer) error {
+// step carries out a transfer. do may add to s what only the transfer itself shows.
+func (t *turn) step(ctx context.Context, s *tree.Step, do transfer) error {
 	return t.alone(ctx, func() error {
-		t.noteText(text)
+		t.noteText(textOf(s))
 		t.touched = true
-		return do(t.ctx, t.b.box)
+		err := do(t.ctx, t.b.box)
+		if err != nil {
+			s.Failed = fault.As(err).Reason
+		}
+		t.keep(*s)
+		return err
 	})
 }
 
 // WriteFile writes or appends to a file of a sandbox.
 func (e *Engine) WriteFile(ctx context.Context, id ids.Sandbox, open ids.Turn, path string, content []byte, mode uint32, appendTo bool, commit Commit) (*TurnResult, error) {
-	text := fmt.Sprintf("# write %d bytes to %s", len(content), path)
-	return e.within(ctx, id, open, text, commit, func(ctx context.Context, b box.Box) error {
+	s := &tree.Step{Kind: tree.WriteStep, Path: path, Content: content, Mode: int64(mode), Append: appendTo}
+	return e.within(ctx, id, open, s, commit, func(ctx context.Context, b box.Box) error {
 		return b.WriteFile(ctx, path, content, mode, appendTo)
 	})
 }
@@ -75,7 +81,8 @@ type Unpacked struct{ Entries, Bytes int64 }
 // Upload unpacks a tar stream below a folder of a sandbox.
 func (e *Engine) Upload(ctx context.Context, id ids.Sandbox, open ids.Turn, path string, r io.Reader, commit func(*tree.Tx, TurnResult, Unpacked) error) (*TurnResult, Unpacked, error) {
 	var u Unpacked
-	res, err := e.within(ctx, id, open, "# upload to "+path, func(tx *tree.Tx, r TurnResult) error { return commit(tx, r, u) }, func(ctx context.Context, b box.Box) (err error) {
+	s := &tree.Step{Kind: tree.UploadStep, Path: path}
+	res, err := e.within(ctx, id, open, s, func(tx *tree.Tx, r TurnResult) error { return commit(tx, r, u) }, func(ctx context.Context, b box.Box) (err error) {
 		// A client that stops sending in the middle must not hold up the turn's end.
 		pr, pw := io.Pipe()
 		go func() {
@@ -84,7 +91,9 @@ func (e *Engine) Upload(ctx context.Context, id ids.Sandbox, open ids.Turn, path
 		}()
 		defer context.AfterFunc(ctx, func() { pw.CloseWithError(context.Cause(ctx)) })()
 		defer pr.Close()
-		u.Entries, u.Bytes, err = b.Unpack(ctx, path, pr)
+		kept := &firstBytes{limit: tree.MaxRecipe + 1}
+		u.Entries, u.Bytes, err = b.Unpack(ctx, path, io.TeeReader(pr, kept))
+		s.Content = kept.b
 		return err
 	})
 	return res, u, err

@@ -87,7 +87,7 @@ func (e *Engine) CreateTree(ctx context.Context, n NewTree, commit func(*tree.Tx
 		if node, out.SetupCached, err = e.setup(ctx, n.Start, image, d, n.Setup); err != nil {
 			return CreatedTree{}, err
 		}
-		p, err := e.forkPoint(ctx, Want{Node: node})
+		p, err := e.forkPoint(ctx, Want{Node: node}, false)
 		if err != nil {
 			return CreatedTree{}, err
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/boxwood-rl/boxwood/engine/box"
@@ -74,7 +75,13 @@ type turn struct {
 	mu          sync.Mutex
 	interrupted tree.TurnStatus // why it was stopped, if it was
 
+	over   func()      // gives up the slot, if that is the turn's
+	repeat ids.Node    // the node whose turn this one runs again, if any
+	broken atomic.Bool // into, by a call from outside
+
 	// Guarded by one.
+	recipe  tree.Recipe
+	size    int // of the recipe
 	steps   int
 	text    []byte
 	argv    [][]byte
@@ -98,10 +105,17 @@ func (e *Engine) begin(ctx context.Context, id ids.Sandbox, wait time.Duration) 
 	if err != nil {
 		return nil, err
 	}
+	return e.open(ctx, s, exposed, s.releaseSlot)
+}
+
+// open opens a turn of a sandbox whose slot the caller has, and whose last capture is
+// over. over is called once: when the turn has ended, or couldn't begin.
+func (e *Engine) open(ctx context.Context, s *sandbox, exposed time.Duration, over func()) (*turn, error) {
 	begun := false
 	defer func() {
 		if !begun { // by a panic: what it has come to isn't known
-			s.abort(e)
+			s.ruin(e)
+			over()
 		}
 	}()
 	s.renew(0)
@@ -113,10 +127,10 @@ func (e *Engine) begin(ctx context.Context, id ids.Sandbox, wait time.Duration) 
 	b.watch.BeginTurn()
 	if err := b.box.BeginTurn(); err != nil {
 		begun = true
-		s.releaseSlot()
-		return nil, fmt.Errorf("beginning a turn in sandbox %s: %w", id, err)
+		over()
+		return nil, fmt.Errorf("beginning a turn in sandbox %s: %w", s.id, err)
 	}
-	t := &turn{id: ids.NewTurn(), e: e, s: s, b: b, started: time.Now(), exposed: exposed}
+	t := &turn{id: ids.NewTurn(), e: e, s: s, b: b, over: over, started: time.Now(), exposed: exposed}
 	t.ctx, t.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := failpoint.Hit("turn begun"); err != nil {
 		begun = true
@@ -178,7 +192,8 @@ func (t *turn) alone(ctx context.Context, step func() error) error {
 			t.shut()
 			t.cancel()
 			t.forget()
-			t.s.abort(t.e)
+			t.s.ruin(t.e)
+			t.over()
 		}
 	}()
 	stop := context.AfterFunc(ctx, func() { t.interrupt(tree.Stopped) })
@@ -224,6 +239,7 @@ func (t *turn) run(c Command) (CommandResult, error) {
 	}
 	cmd.Stdout, cmd.Stderr = sink(0), sink(1)
 	t.note(c)
+	step := c.step()
 
 	var exit box.Exit
 	ended := false
@@ -235,10 +251,15 @@ func (t *turn) run(c Command) (CommandResult, error) {
 	}
 	t.touched = t.touched || !fault.Is(err, fault.Invalid) && !fault.Is(err, fault.NotFound) // the box refuses before it starts anything
 	if err != nil {
+		if t.touched {
+			t.once("the engine failed in the middle of it")
+		}
 		return CommandResult{}, fmt.Errorf("running a command in sandbox %s: %w", t.s.id, err)
 	}
 	t.last = exit
 	t.spent += exit.Wall
+	step.Status, step.ExitCode, step.Signal = t.status(), int32(exit.Code), int32(exit.Signal)
+	t.keep(step)
 	return CommandResult{Observation: observe(own, exit), Status: t.status(), Wall: exit.Wall, SessionEnded: ended}, nil
 }
 
@@ -278,11 +299,10 @@ func (t *turn) end(ctx context.Context, in NodeInput, commit Commit) (TurnResult
 	defer func() {
 		t.s.renew(0)
 		t.forget()
-		if done {
-			t.s.releaseSlot()
-		} else { // by a panic: its node may be there or not
-			t.s.abort(t.e)
+		if !done { // by a panic: its node may be there or not
+			t.s.ruin(t.e)
 		}
+		t.over()
 	}()
 	r, err := t.finish(context.WithoutCancel(ctx), in, commit)
 	done = true
@@ -401,7 +421,7 @@ func (t *turn) node(in NodeInput, observed time.Time) *tree.Node {
 		ID: ids.NewNode(), Tree: t.s.tree, Parent: parent, Sandbox: t.s.id,
 		Action:      tree.Action{Text: t.text, Argv: t.argv, Steps: int32(t.steps)},
 		Observation: observe(t.out, t.last), TurnStatus: t.status(),
-		Labels: in.Labels, PolicyVersion: in.PolicyVersion,
+		Labels: in.Labels, PolicyVersion: in.PolicyVersion, Recipe: t.recorded(), ReplayOf: t.repeat,
 		StartedAt: t.started, EndedAt: observed,
 		Timings: tree.Timings{CaptureWait: t.exposed, Command: t.spent},
 	}
@@ -472,7 +492,7 @@ func (t *turn) shut() {
 // leave gives the sandbox to whoever comes next.
 func (t *turn) leave() {
 	t.forget()
-	t.s.releaseSlot()
+	t.over()
 }
 
 func (t *turn) forget() {

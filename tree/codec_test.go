@@ -51,13 +51,13 @@ func layoutOf[T any](name string, layout func(*coder, *T), only ...string) layou
 	}
 }
 
-var detailFields = []string{"Action", "Observation.Stdout", "Observation.Stderr", "Reasons", "Effects"}
+var detailFields = []string{"Action", "Observation.Stdout", "Observation.Stderr", "Reasons", "Effects", "Recipe"}
 
 func layouts() []layoutTest {
 	var nodeFields []string
 	for _, f := range reflect.VisibleFields(reflect.TypeFor[Node]()) {
 		switch f.Name {
-		case "Action", "Reasons", "Effects", "Observation":
+		case "Action", "Reasons", "Effects", "Observation", "Recipe":
 		default:
 			nodeFields = append(nodeFields, f.Name)
 		}

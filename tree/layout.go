@@ -75,6 +75,7 @@ func layoutNode(c *coder, n *Node) {
 	nested(c, 27, &n.Observation, layoutOutcome)
 	unsigned(c, 28, &n.ModifyIndex)
 	unsigned(c, 29, &n.CreateIndex)
+	name(c, 30, &n.ReplayOf, "nd_")
 }
 
 func layoutTimings(c *coder, t *Timings) {
@@ -106,7 +107,44 @@ func layoutDetail(c *coder, n *Node) {
 	c.blob(5, &n.Observation.Stderr)
 	texts(c, 6, &n.Reasons)
 	list(c, 7, &n.Effects, layoutEffect)
+	nested(c, 8, &n.Recipe, layoutRecipe)
 }
+
+func layoutRecipe(c *coder, r *Recipe) {
+	list(c, 1, &r.Steps, layoutStep)
+	text(c, 2, &r.Once)
+	c.blob(3, &r.Stdout)
+	c.blob(4, &r.Stderr)
+}
+
+func layoutStep(c *coder, s *Step) {
+	unsigned(c, 1, &s.Kind)
+	text(c, 2, &s.Text)
+	texts(c, 3, &s.Argv)
+	text(c, 4, &s.Session)
+	text(c, 5, &s.Cwd)
+	text(c, 6, &s.User)
+	c.labels(7, &s.Env)
+	c.blob(8, &s.Content)
+	signed(c, 9, &s.Deadline)
+	signed(c, 10, &s.OutputLimit)
+	text(c, 11, &s.Path)
+	signed(c, 12, &s.Mode)
+	c.flag(13, &s.Append)
+	c.flag(14, &s.TTY)
+	signed(c, 15, &s.Rows)
+	signed(c, 16, &s.Cols)
+	unsigned(c, 17, &s.Status)
+	signed(c, 18, &s.ExitCode)
+	signed(c, 19, &s.Signal)
+	text(c, 20, &s.Failed)
+}
+
+// EncodeRecipe is a recipe as its node's record has it, for archives.
+func EncodeRecipe(r *Recipe) []byte { return encode(r, layoutRecipe) }
+
+// DecodeRecipe reads what EncodeRecipe wrote.
+func DecodeRecipe(b []byte) (*Recipe, error) { return decode(b, layoutRecipe) }
 
 func layoutEffect(c *coder, e *Effect) {
 	unsigned(c, 1, &e.Kind)

@@ -157,7 +157,7 @@ func (r nodeRow) node() *Node {
 // lean is what a reader would get of n, which is the caller's.
 func lean(n *Node) *Node {
 	c := *n
-	c.Action, c.Reasons, c.Effects = Action{}, nil, nil
+	c.Action, c.Reasons, c.Effects, c.Recipe = Action{}, nil, nil, Recipe{}
 	c.Observation.Stdout, c.Observation.Stderr = nil, nil
 	c.Rewards, c.Labels = maps.Clone(n.Rewards), maps.Clone(n.Labels)
 	if len(c.Rewards) == 0 {

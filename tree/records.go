@@ -96,6 +96,63 @@ type Action struct {
 	Steps int32
 }
 
+// MaxRecipe bounds what a node keeps of its steps.
+const MaxRecipe = 1 << 20
+
+// Recipe is what it takes to run a turn again, and to say whether the same came of it.
+type Recipe struct {
+	Steps []Step
+	// Once says why the turn can't be run again; empty: it can.
+	Once string
+	// sha256 of all of a stream, if the observation has not all of it.
+	Stdout, Stderr []byte
+}
+
+// StepKind is the call that a step was.
+type StepKind uint8
+
+const (
+	CommandStep StepKind = iota + 1
+	WriteStep
+	UploadStep
+	OpenSessionStep
+	CloseSessionStep
+)
+
+// Step is one command or transfer of a turn, as it was asked for, and how it ended. The
+// defaults of its tree aren't in it.
+type Step struct {
+	Kind        StepKind
+	Text        string   // of a command that is text for a shell
+	Argv        []string // of another
+	Session     string
+	Cwd, User   string
+	Env         map[string]string
+	Content     []byte // stdin of a command, content of a file, a tar stream
+	Deadline    time.Duration
+	OutputLimit int64
+	Path        string
+	Mode        int64
+	Append, TTY bool
+	Rows, Cols  int32
+
+	Status           TurnStatus // of a command
+	ExitCode, Signal int32
+	Failed           string // the reason, if a transfer failed
+}
+
+// Size is about how many bytes a record of it has.
+func (s *Step) Size() int {
+	n := 64 + len(s.Text) + len(s.Session) + len(s.Cwd) + len(s.User) + len(s.Content) + len(s.Path)
+	for _, a := range s.Argv {
+		n += len(a) + 2
+	}
+	for k, v := range s.Env {
+		n += len(k) + len(v) + 6
+	}
+	return n
+}
+
 // Tree is all nodes grown from one start state.
 type Tree struct {
 	ID        ids.Tree
@@ -194,6 +251,10 @@ type Node struct {
 
 	// Set by the store. Every write has an index of its own; later is higher.
 	CreateIndex, ModifyIndex uint64
+
+	Recipe Recipe
+	// ReplayOf is the node whose turn was run again here, since it was withheld; empty: none.
+	ReplayOf ids.Node
 }
 
 // Timings of the turn that made a node.

@@ -290,6 +290,7 @@ func (tx *Tx) nextOrdinal(parent ids.Node) int32 {
 func named(n *Node) error {
 	for _, x := range []struct{ id, prefix string }{
 		{string(n.ID), "nd_"}, {string(n.Tree), "tr_"}, {string(n.Parent), "nd_"}, {string(n.Checkpoint), "ck_"}, {string(n.Sandbox), "sb_"},
+		{string(n.ReplayOf), "nd_"},
 	} {
 		if _, ok := ids.Binary(x.id, x.prefix); !ok && (x.id != "" || x.prefix == "tr_") {
 			return invalid("node %q names %q, which is no id that starts with %s", n.ID, x.id, x.prefix)
@@ -329,7 +330,7 @@ func (tx *Tx) rewrite(old *Node, n Node) error {
 		return err
 	}
 	n.Tree, n.Parent, n.Depth, n.Ordinal = old.Tree, old.Parent, old.Depth, old.Ordinal
-	n.CreateIndex, n.EffectCount, n.Observation = old.CreateIndex, old.EffectCount, old.Observation
+	n.CreateIndex, n.EffectCount, n.Observation, n.ReplayOf = old.CreateIndex, old.EffectCount, old.Observation, old.ReplayOf
 	if err := named(&n); err != nil {
 		return err
 	}

@@ -97,6 +97,9 @@ func (f *fake) Fork(r *pb.ForkRequest, s grpc.ServerStreamingServer[pb.ForkResul
 	f.saw(r)
 	for i := range r.Wants[0].Count {
 		result := &pb.ForkResult{Child: i, ReadyNs: 1_900_000, Outcome: &pb.ForkResult_Sandbox{Sandbox: &pb.Sandbox{Id: fmt.Sprintf("sb_child%d", i)}}}
+		if r.Replay {
+			result.Replayed = []*pb.ReplayedTurn{{NodeId: "nd_a", SameOutput: true, SameExit: true}, {NodeId: "nd_b", SameExit: true}, {NodeId: "nd_c"}}
+		}
 		if i == 2 {
 			result = &pb.ForkResult{Child: i, Code: int32(codes.ResourceExhausted), Message: "the pool is full\x07", Outcome: &pb.ForkResult_Error{Error: &pb.Error{Reason: "pool_full", Hint: "prune"}}}
 		}
@@ -318,10 +321,13 @@ func TestForkShowsEachChild(t *testing.T) {
 		t.Errorf("status %d\n%s%s", status, out, errOut)
 	}
 	c := newCLI(t)
+	if out, _, status := c.run("fork", nodeID, "--replay"); status != 0 || out != "sb_child0  ready in 1.9 ms; 1 of 3 turns came out as before, otherwise the output of nd_b, output and status of nd_c\n" {
+		t.Errorf("a replay: status %d, %q", status, out)
+	}
 	if out, _, status := c.run("fork", sandboxID, "-q"); out != "sb_child0\n" || status != 0 {
 		t.Errorf("%d %q", status, out)
 	}
-	if want := c.requests[0].(*pb.ForkRequest).Wants[0]; want.GetSandboxId() != sandboxID || want.Count != 1 {
+	if want := c.requests[1].(*pb.ForkRequest).Wants[0]; want.GetSandboxId() != sandboxID || want.Count != 1 {
 		t.Errorf("asked for %v", want)
 	}
 }

@@ -17,7 +17,7 @@ import (
 
 func (a *app) forkCommand() *cobra.Command {
 	var n int32
-	var scratch, quiet bool
+	var scratch, quiet, replay, sameSeed bool
 	var labels map[string]string
 	var lease time.Duration
 	var seed uint64
@@ -25,8 +25,13 @@ func (a *app) forkCommand() *cobra.Command {
 		Use:   "fork NODE|SANDBOX",
 		Short: "Make sandboxes that stand at a node",
 		Long: `Makes N live sandboxes that stand at a node, or at the node where a sandbox
-stands. All come from one checkpoint; each succeeds or fails alone.`,
+stands. All come from one checkpoint; each succeeds or fails alone.
+
+A withheld node is refused, and the hint names the nearest one that can be forked. With
+--replay each child is made from that one, and the turns from there run again in it:
+they make nodes of their own, and what differs from what was recorded is said.`,
 		Example: `  boxwood fork nd_01j... -n 8
+  boxwood fork --replay nd_01j...
   for sb in $(boxwood fork nd_01j... -n 4 -q); do boxwood exec $sb -- make test; done`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -35,7 +40,7 @@ stands. All come from one checkpoint; each succeeds or fails alone.`,
 				want.From = &pb.ForkRequest_Want_SandboxId{SandboxId: args[0]}
 			}
 			return a.fork(c, &pb.ForkRequest{
-				Wants: []*pb.ForkRequest_Want{want}, Scratch: scratch, Labels: labels, LeaseNs: int64(lease), Seed: seed,
+				Wants: []*pb.ForkRequest_Want{want}, Scratch: scratch, Labels: labels, LeaseNs: int64(lease), Seed: seed, SameSeed: sameSeed, Replay: replay,
 			}, quiet)
 		},
 	})
@@ -44,6 +49,8 @@ stands. All come from one checkpoint; each succeeds or fails alone.`,
 	c.Flags().StringToStringVar(&labels, "label", nil, "labels of the sandboxes, NAME=VALUE")
 	c.Flags().DurationVar(&lease, "lease", 0, "how long a child lives without a call (default: the tree's)")
 	c.Flags().Uint64Var(&seed, "seed", 0, "BOXWOOD_SEED of the children is made from it")
+	c.Flags().BoolVar(&sameSeed, "same-seed", false, "the same BOXWOOD_SEED for all children")
+	c.Flags().BoolVar(&replay, "replay", false, "make a withheld node again by running its turns again")
 	c.Flags().BoolVarP(&quiet, "quiet", "q", false, "print the sandboxes' ids alone")
 	return c
 }
@@ -83,7 +90,7 @@ func (a *app) fork(c *cobra.Command, r *pb.ForkRequest, quiet bool) error {
 		case quiet:
 			_, err = fmt.Fprintln(a.out, sandbox.Id)
 		default:
-			_, err = fmt.Fprintf(a.out, "%s  ready in %s\n", sandbox.Id, millis(child.ReadyNs))
+			_, err = fmt.Fprintf(a.out, "%s  ready in %s%s\n", sandbox.Id, millis(child.ReadyNs), replayed(child.Replayed))
 		}
 		if err != nil {
 			return err
@@ -93,6 +100,32 @@ func (a *app) fork(c *cobra.Command, r *pb.ForkRequest, quiet bool) error {
 		return fault.New(fault.Internal, "children_failed", "%d of %d children failed", failed, ready+failed)
 	}
 	return nil
+}
+
+// replayed says what came of the turns that were run again for a child.
+func replayed(turns []*pb.ReplayedTurn) string {
+	if len(turns) == 0 {
+		return ""
+	}
+	same := 0
+	var differ []string
+	for _, t := range turns {
+		switch {
+		case t.SameOutput && t.SameExit:
+			same++
+		case t.SameOutput:
+			differ = append(differ, "the status of "+t.NodeId)
+		case t.SameExit:
+			differ = append(differ, "the output of "+t.NodeId)
+		default:
+			differ = append(differ, "output and status of "+t.NodeId)
+		}
+	}
+	line := fmt.Sprintf("; %d of %d turns came out as before", same, len(turns))
+	if len(differ) > 0 {
+		line += ", otherwise " + strings.Join(differ, ", ")
+	}
+	return line
 }
 
 func (a *app) rollbackCommand() *cobra.Command {

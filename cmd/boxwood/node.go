@@ -55,6 +55,9 @@ func showNode(w io.Writer, n *pb.Node) error {
 	field("tree", "%s, depth %d", n.TreeId, n.Depth)
 	field("parent", "%s", n.ParentId)
 	field("sandbox", "%s", n.SandboxId)
+	if n.ReplayOf != "" {
+		field("replay of", "%s", n.ReplayOf)
+	}
 	if n.ParentId != "" {
 		field("action", "%s", n.Action.GetText())
 		field("ended", "%s", ended(n))

@@ -40,7 +40,7 @@ func NodeMessage(n *tree.Node, ck *tree.Checkpoint) *pb.Node {
 		Rewards: n.Rewards, Value: n.Value, Visits: n.Visits, Labels: n.Labels, PolicyVersion: n.PolicyVersion,
 		PayloadDigest: n.PayloadDigest, PayloadBytes: n.PayloadBytes,
 		StartedAt: Nanos(n.StartedAt), EndedAt: Nanos(n.EndedAt), FrozenAt: Nanos(n.FrozenAt), SurvivorsRan: n.SurvivorsRan,
-		Pinned: n.Pinned, ModifyIndex: n.ModifyIndex, SandboxId: string(n.Sandbox),
+		Pinned: n.Pinned, ModifyIndex: n.ModifyIndex, SandboxId: string(n.Sandbox), ReplayOf: string(n.ReplayOf),
 	}
 	for _, e := range n.Effects {
 		m.Effects = append(m.Effects, &pb.Effect{Kind: pb.Effect_Kind(e.Kind), Subject: e.Subject, Detail: e.Detail})
@@ -67,7 +67,7 @@ func NodeRecord(m *pb.Node, t *pb.Timings) tree.Node {
 		Rewards: m.GetRewards(), Value: m.GetValue(), Visits: m.GetVisits(), Labels: m.GetLabels(), PolicyVersion: m.GetPolicyVersion(),
 		PayloadDigest: m.GetPayloadDigest(), PayloadBytes: m.GetPayloadBytes(),
 		StartedAt: instant(m.GetStartedAt()), EndedAt: instant(m.GetEndedAt()), FrozenAt: instant(m.GetFrozenAt()), SurvivorsRan: m.GetSurvivorsRan(),
-		Pinned: m.GetPinned(), Sandbox: ids.Sandbox(m.GetSandboxId()), Timings: timingsRecord(t),
+		Pinned: m.GetPinned(), Sandbox: ids.Sandbox(m.GetSandboxId()), Timings: timingsRecord(t), ReplayOf: ids.Node(m.GetReplayOf()),
 	}
 	for _, e := range m.GetEffects() {
 		n.Effects = append(n.Effects, tree.Effect{Kind: tree.EffectKind(e.GetKind()), Subject: e.GetSubject(), Detail: e.GetDetail()})

@@ -29,7 +29,8 @@ func (s *Service) Fork(req *boxwoodv1.ForkRequest, out grpc.ServerStreamingServe
 		var sending error
 		err := s.e.Fork(ctx, arrived, wants, engine.ForkOptions{
 			Scratch: req.GetScratch(), Labels: req.GetLabels(), Lease: time.Duration(req.GetLeaseNs()), Limits: limits(req.GetLimits()),
-			MinReady: int(req.GetMinReady()), ReplaceFailed: req.GetReplaceFailed(), Seed: req.GetSeed(), Request: id,
+			MinReady: int(req.GetMinReady()), ReplaceFailed: req.GetReplaceFailed(), Seed: req.GetSeed(), SameSeed: req.GetSameSeed(), Replay: req.GetReplay(),
+			Request: id,
 		}, func(c engine.Child) {
 			m := childMessage(id, c)
 			all.Results = append(all.Results, m)
@@ -71,6 +72,9 @@ func (s *Service) releaseUnheard(ctx context.Context, all *boxwoodv1.ForkResults
 
 func childMessage(request string, c engine.Child) *boxwoodv1.ForkResult {
 	m := &boxwoodv1.ForkResult{Want: int32(c.Want), Child: int32(c.Child), ReadyNs: int64(c.Ready)}
+	for _, r := range c.Replayed {
+		m.Replayed = append(m.Replayed, &boxwoodv1.ReplayedTurn{NodeId: string(r.Of), ReplayId: string(r.Node), SameOutput: r.SameOutput, SameExit: r.SameExit})
+	}
 	if c.Err == nil {
 		m.Outcome = &boxwoodv1.ForkResult_Sandbox{Sandbox: sandboxMessage(c.Sandbox)}
 		return m

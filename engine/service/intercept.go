@@ -145,5 +145,6 @@ func errorDetail(id string, f *fault.Error) *boxwoodv1.Error {
 	}
 	return &boxwoodv1.Error{
 		Reason: f.Reason, Origin: origin, Retryable: f.Retryable(), Hint: f.Hint, RequestId: id, RetryAfterNs: int64(f.RetryAfter),
+		NearestNodeId: f.Nearest, NearestTurns: int32(f.Turns),
 	}
 }

@@ -147,7 +147,7 @@ func (w *world) act(d *daemon, sandbox, shell string, ack boxwoodv1.Ack) (*boxwo
 }
 
 func (w *world) fork(d *daemon, node string, n int32) []string {
-	req := &boxwoodv1.ForkRequest{IdempotencyKey: w.key(), Wants: []*boxwoodv1.ForkRequest_Want{{From: &boxwoodv1.ForkRequest_Want_NodeId{NodeId: node}, Count: n}}}
+	req := &boxwoodv1.ForkRequest{IdempotencyKey: w.key(), Replay: true, Wants: []*boxwoodv1.ForkRequest_Want{{From: &boxwoodv1.ForkRequest_Want_NodeId{NodeId: node}, Count: n}}}
 	r, ok := call(w, d, "fork", func(d *daemon) (*boxwoodv1.ForkResults, error) {
 		stream, err := d.client.Fork(ctx(w.t), req)
 		for err == nil {
@@ -197,6 +197,7 @@ func (w *world) work(d *daemon) {
 		w.processes(d, first.GetId())
 	}
 	if ok {
+		w.replay(d, first.GetId())
 		w.travel(d, first.GetId())
 	}
 	w.turn(d, sb, false, boxwoodv1.Ack_ACK_RECORDED)
@@ -230,6 +231,26 @@ func (w *world) processes(d *daemon, from string) {
 	w.mu.Unlock()
 	prune := &boxwoodv1.PruneRequest{NodeId: last.GetId(), IdempotencyKey: w.key(), StatesOnly: true}
 	call(w, d, "prune of states", func(d *daemon) (*boxwoodv1.PruneResponse, error) { return d.client.Prune(ctx(w.t), prune) })
+}
+
+// replay gives a branch's state up and makes it again.
+func (w *world) replay(d *daemon, from string) {
+	child := w.fork(d, from, 1)
+	if len(child) == 0 {
+		return
+	}
+	w.turn(d, child[0], false, boxwoodv1.Ack_ACK_CAPTURED)
+	last, ok := w.turn(d, child[0], false, boxwoodv1.Ack_ACK_CAPTURED)
+	if !ok {
+		return
+	}
+	w.mu.Lock()
+	w.evicted[last.GetParentId()], w.evicted[last.GetId()] = true, true
+	w.mu.Unlock()
+	prune := &boxwoodv1.PruneRequest{NodeId: last.GetParentId(), IdempotencyKey: w.key(), ReleaseSandboxes: true, StatesOnly: true}
+	if _, ok := call(w, d, "prune", func(d *daemon) (*boxwoodv1.PruneResponse, error) { return d.client.Prune(ctx(w.t), prune) }); ok {
+		w.fork(d, last.GetId(), 1)
+	}
 }
 
 // travel makes another tree of an archive of a part of one.

@@ -161,6 +161,14 @@ func (m *grown) again() {
 
 var times = regexp.MustCompile(` mtime=\d+\.\d+`)
 
+// untimed is a walk without its times.
+func untimed(lines []string) (out []string) {
+	for _, l := range lines {
+		out = append(out, times.ReplaceAllString(l, ""))
+	}
+	return out
+}
+
 // alone runs a node's path in a tree of its own and compares what came of it. Only
 // the times differ: it runs at another.
 func (m *grown) alone(nodes map[string]*boxwoodv1.Node, id string) {
@@ -174,15 +182,9 @@ func (m *grown) alone(nodes map[string]*boxwoodv1.Node, id string) {
 	for _, line := range path {
 		d.run(t, sb.GetId(), line)
 	}
-	plain := func(lines []string) (out []string) {
-		for _, l := range lines {
-			out = append(out, times.ReplaceAllString(l, ""))
-		}
-		return out
-	}
 	want, _ := digest(t, d.rootOf(t, d.sandboxes(t, sb.GetTreeId())[0].GetGeneration()))
 	got, _ := d.walkOf(t, id)
-	if a, b := plain(want), plain(got); !slices.Equal(a, b) {
+	if a, b := untimed(want), untimed(got); !slices.Equal(a, b) {
 		t.Fatalf("node %s isn't what its path makes alone:\n%s\nthe path:\n%s", id, strings.Join(treewalk.Diff(a, b, 20), "\n"), strings.Join(path, "\n"))
 	}
 	free(t, d, sb)

@@ -22,7 +22,7 @@ var Steps = []string{
 	"turn begun", "turn ran", "turn judged", "turn recorded",
 	"shells kept", "dump saved", "dump sealed", "dump copied",
 	"capture begun", "capture flushed", "capture frozen", "snapshot made", "snapshot sealed", "snapshot finished", "capture recorded",
-	"fork recorded", "fork cloned", "fork started", "birth written", "fork enlisted",
+	"fork recorded", "fork cloned", "fork started", "birth written", "fork enlisted", "turn replayed",
 	"rollback made", "rollback recorded",
 	"sandbox leaving", "sandbox dropped", "box killed",
 	"prune recorded", "condemned removed", "state removed", "prune finished", "states evicted",

@@ -45,7 +45,11 @@ type Error struct {
 	Message    string
 	Hint       string
 	RetryAfter time.Duration
-	cause      error
+	// Nearest is a node from which what was asked for can be had by running Turns turns
+	// again; empty: none.
+	Nearest string
+	Turns   int
+	cause   error
 }
 
 // New makes a failure. The format follows fmt.Errorf, %w included.
@@ -57,6 +61,12 @@ func New(kind Kind, reason, format string, args ...any) *Error {
 // WithHint adds what the caller can do about it.
 func (e *Error) WithHint(format string, args ...any) *Error {
 	e.Hint = fmt.Sprintf(format, args...)
+	return e
+}
+
+// From says from where what was asked for can be had.
+func (e *Error) From(node string, turns int) *Error {
+	e.Nearest, e.Turns = node, turns
 	return e
 }
 

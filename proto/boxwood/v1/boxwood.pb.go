@@ -589,7 +589,7 @@ func (x BackupRequest_Rule) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use BackupRequest_Rule.Descriptor instead.
 func (BackupRequest_Rule) EnumDescriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{87, 0}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{88, 0}
 }
 
 // What becomes of the dumps in the archive. Restoring one sets kernel objects up as the archive
@@ -643,7 +643,7 @@ func (x ImportTreeStart_Dumps) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ImportTreeStart_Dumps.Descriptor instead.
 func (ImportTreeStart_Dumps) EnumDescriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{100, 0}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{101, 0}
 }
 
 // Error is the detail of every failed call.
@@ -654,9 +654,13 @@ type Error struct {
 	Origin    Error_Origin `protobuf:"varint,2,opt,name=origin,proto3,enum=boxwood.v1.Error_Origin" json:"origin,omitempty"`
 	Retryable bool         `protobuf:"varint,3,opt,name=retryable,proto3" json:"retryable,omitempty"`
 	// What the caller can do.
-	Hint          string `protobuf:"bytes,4,opt,name=hint,proto3" json:"hint,omitempty"`
-	RequestId     string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	RetryAfterNs  int64  `protobuf:"varint,6,opt,name=retry_after_ns,json=retryAfterNs,proto3" json:"retry_after_ns,omitempty"`
+	Hint         string `protobuf:"bytes,4,opt,name=hint,proto3" json:"hint,omitempty"`
+	RequestId    string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	RetryAfterNs int64  `protobuf:"varint,6,opt,name=retry_after_ns,json=retryAfterNs,proto3" json:"retry_after_ns,omitempty"`
+	// A withheld node: the nearest one that can be forked, and how many turns would have
+	// to be run again from there. Empty: there is none.
+	NearestNodeId string `protobuf:"bytes,7,opt,name=nearest_node_id,json=nearestNodeId,proto3" json:"nearest_node_id,omitempty"`
+	NearestTurns  int32  `protobuf:"varint,8,opt,name=nearest_turns,json=nearestTurns,proto3" json:"nearest_turns,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -729,6 +733,20 @@ func (x *Error) GetRequestId() string {
 func (x *Error) GetRetryAfterNs() int64 {
 	if x != nil {
 		return x.RetryAfterNs
+	}
+	return 0
+}
+
+func (x *Error) GetNearestNodeId() string {
+	if x != nil {
+		return x.NearestNodeId
+	}
+	return ""
+}
+
+func (x *Error) GetNearestTurns() int32 {
+	if x != nil {
+		return x.NearestTurns
 	}
 	return 0
 }
@@ -1014,7 +1032,9 @@ type Node struct {
 	Pinned       bool   `protobuf:"varint,30,opt,name=pinned,proto3" json:"pinned,omitempty"`
 	ModifyIndex  uint64 `protobuf:"varint,31,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
 	// The sandbox that ran the turn.
-	SandboxId     string `protobuf:"bytes,32,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	SandboxId string `protobuf:"bytes,32,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	// The node whose turn was run again here, by a fork with `replay`; empty: none.
+	ReplayOf      string `protobuf:"bytes,33,opt,name=replay_of,json=replayOf,proto3" json:"replay_of,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1269,6 +1289,13 @@ func (x *Node) GetModifyIndex() uint64 {
 func (x *Node) GetSandboxId() string {
 	if x != nil {
 		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *Node) GetReplayOf() string {
+	if x != nil {
+		return x.ReplayOf
 	}
 	return ""
 }
@@ -5297,7 +5324,14 @@ type ForkRequest struct {
 	// A child that fails for a retryable reason is tried again, once.
 	ReplaceFailed bool `protobuf:"varint,8,opt,name=replace_failed,json=replaceFailed,proto3" json:"replace_failed,omitempty"`
 	// Passed on as BOXWOOD_SEED = f(seed, node, child); 0: none.
-	Seed          uint64 `protobuf:"varint,9,opt,name=seed,proto3" json:"seed,omitempty"`
+	Seed uint64 `protobuf:"varint,9,opt,name=seed,proto3" json:"seed,omitempty"`
+	// BOXWOOD_SEED = f(seed, node): the same for all children of a node.
+	SameSeed bool `protobuf:"varint,10,opt,name=same_seed,json=sameSeed,proto3" json:"same_seed,omitempty"`
+	// A withheld node isn't refused: each child is made from the nearest node that can be
+	// restored, and the turns that lead from there run again in it. They make nodes of
+	// their own, which say so in `replay_of`; the child stands at the last. Refused before
+	// anything runs if one of them can't be run again (`not_repeatable`).
+	Replay        bool `protobuf:"varint,11,opt,name=replay,proto3" json:"replay,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5395,6 +5429,20 @@ func (x *ForkRequest) GetSeed() uint64 {
 	return 0
 }
 
+func (x *ForkRequest) GetSameSeed() bool {
+	if x != nil {
+		return x.SameSeed
+	}
+	return false
+}
+
+func (x *ForkRequest) GetReplay() bool {
+	if x != nil {
+		return x.Replay
+	}
+	return false
+}
+
 type ForkResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Which want, and which child of it.
@@ -5409,7 +5457,9 @@ type ForkResult struct {
 	Code    int32  `protobuf:"varint,5,opt,name=code,proto3" json:"code,omitempty"`
 	Message string `protobuf:"bytes,6,opt,name=message,proto3" json:"message,omitempty"`
 	// From the request's arrival to ready.
-	ReadyNs       int64 `protobuf:"varint,7,opt,name=ready_ns,json=readyNs,proto3" json:"ready_ns,omitempty"`
+	ReadyNs int64 `protobuf:"varint,7,opt,name=ready_ns,json=readyNs,proto3" json:"ready_ns,omitempty"`
+	// The turns that were run again in it, in order.
+	Replayed      []*ReplayedTurn `protobuf:"bytes,8,rep,name=replayed,proto3" json:"replayed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5504,6 +5554,13 @@ func (x *ForkResult) GetReadyNs() int64 {
 	return 0
 }
 
+func (x *ForkResult) GetReplayed() []*ReplayedTurn {
+	if x != nil {
+		return x.Replayed
+	}
+	return nil
+}
+
 type isForkResult_Outcome interface {
 	isForkResult_Outcome()
 }
@@ -5520,6 +5577,78 @@ func (*ForkResult_Sandbox) isForkResult_Outcome() {}
 
 func (*ForkResult_Error) isForkResult_Outcome() {}
 
+type ReplayedTurn struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whose turn it was.
+	NodeId string `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	// The node that it made now; empty for a scratch child.
+	ReplayId string `protobuf:"bytes,2,opt,name=replay_id,json=replayId,proto3" json:"replay_id,omitempty"`
+	// Whether both streams were the same, byte for byte.
+	SameOutput bool `protobuf:"varint,3,opt,name=same_output,json=sameOutput,proto3" json:"same_output,omitempty"`
+	// Whether each command ended with the same status, and each transfer as before.
+	SameExit      bool `protobuf:"varint,4,opt,name=same_exit,json=sameExit,proto3" json:"same_exit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplayedTurn) Reset() {
+	*x = ReplayedTurn{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplayedTurn) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplayedTurn) ProtoMessage() {}
+
+func (x *ReplayedTurn) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplayedTurn.ProtoReflect.Descriptor instead.
+func (*ReplayedTurn) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *ReplayedTurn) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *ReplayedTurn) GetReplayId() string {
+	if x != nil {
+		return x.ReplayId
+	}
+	return ""
+}
+
+func (x *ReplayedTurn) GetSameOutput() bool {
+	if x != nil {
+		return x.SameOutput
+	}
+	return false
+}
+
+func (x *ReplayedTurn) GetSameExit() bool {
+	if x != nil {
+		return x.SameExit
+	}
+	return false
+}
+
 // ForkResults is what is kept of a keyed fork, to answer the key again.
 type ForkResults struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -5530,7 +5659,7 @@ type ForkResults struct {
 
 func (x *ForkResults) Reset() {
 	*x = ForkResults{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[66]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5542,7 +5671,7 @@ func (x *ForkResults) String() string {
 func (*ForkResults) ProtoMessage() {}
 
 func (x *ForkResults) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[66]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5555,7 +5684,7 @@ func (x *ForkResults) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForkResults.ProtoReflect.Descriptor instead.
 func (*ForkResults) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{66}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ForkResults) GetResults() []*ForkResult {
@@ -5576,7 +5705,7 @@ type RollbackRequest struct {
 
 func (x *RollbackRequest) Reset() {
 	*x = RollbackRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[67]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5588,7 +5717,7 @@ func (x *RollbackRequest) String() string {
 func (*RollbackRequest) ProtoMessage() {}
 
 func (x *RollbackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[67]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5601,7 +5730,7 @@ func (x *RollbackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackRequest.ProtoReflect.Descriptor instead.
 func (*RollbackRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{67}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *RollbackRequest) GetSandboxId() string {
@@ -5635,7 +5764,7 @@ type RollbackResponse struct {
 
 func (x *RollbackResponse) Reset() {
 	*x = RollbackResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[68]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5647,7 +5776,7 @@ func (x *RollbackResponse) String() string {
 func (*RollbackResponse) ProtoMessage() {}
 
 func (x *RollbackResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[68]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5660,7 +5789,7 @@ func (x *RollbackResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackResponse.ProtoReflect.Descriptor instead.
 func (*RollbackResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{68}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *RollbackResponse) GetSandbox() *Sandbox {
@@ -5687,7 +5816,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[69]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5699,7 +5828,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[69]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5712,7 +5841,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{69}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ReleaseRequest) GetSandboxIds() []string {
@@ -5738,7 +5867,7 @@ type ReleaseResponse struct {
 
 func (x *ReleaseResponse) Reset() {
 	*x = ReleaseResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[70]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5750,7 +5879,7 @@ func (x *ReleaseResponse) String() string {
 func (*ReleaseResponse) ProtoMessage() {}
 
 func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[70]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5763,7 +5892,7 @@ func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{70}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ReleaseResponse) GetReleased() int64 {
@@ -5783,7 +5912,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[71]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5795,7 +5924,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[71]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5808,7 +5937,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{71}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *RenewRequest) GetSandboxIds() []string {
@@ -5834,7 +5963,7 @@ type RenewResponse struct {
 
 func (x *RenewResponse) Reset() {
 	*x = RenewResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[72]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5846,7 +5975,7 @@ func (x *RenewResponse) String() string {
 func (*RenewResponse) ProtoMessage() {}
 
 func (x *RenewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[72]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5859,7 +5988,7 @@ func (x *RenewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
 func (*RenewResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{72}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *RenewResponse) GetSandboxes() []*Sandbox {
@@ -5878,7 +6007,7 @@ type ListSandboxesRequest struct {
 
 func (x *ListSandboxesRequest) Reset() {
 	*x = ListSandboxesRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[73]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5890,7 +6019,7 @@ func (x *ListSandboxesRequest) String() string {
 func (*ListSandboxesRequest) ProtoMessage() {}
 
 func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[73]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5903,7 +6032,7 @@ func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesRequest.ProtoReflect.Descriptor instead.
 func (*ListSandboxesRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{73}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ListSandboxesRequest) GetTreeId() string {
@@ -5922,7 +6051,7 @@ type ListSandboxesResponse struct {
 
 func (x *ListSandboxesResponse) Reset() {
 	*x = ListSandboxesResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[74]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5934,7 +6063,7 @@ func (x *ListSandboxesResponse) String() string {
 func (*ListSandboxesResponse) ProtoMessage() {}
 
 func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[74]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5947,7 +6076,7 @@ func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesResponse.ProtoReflect.Descriptor instead.
 func (*ListSandboxesResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{74}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ListSandboxesResponse) GetSandboxes() []*Sandbox {
@@ -5966,7 +6095,7 @@ type WaitCapturedRequest struct {
 
 func (x *WaitCapturedRequest) Reset() {
 	*x = WaitCapturedRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[75]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5978,7 +6107,7 @@ func (x *WaitCapturedRequest) String() string {
 func (*WaitCapturedRequest) ProtoMessage() {}
 
 func (x *WaitCapturedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[75]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5991,7 +6120,7 @@ func (x *WaitCapturedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitCapturedRequest.ProtoReflect.Descriptor instead.
 func (*WaitCapturedRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{75}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *WaitCapturedRequest) GetNodeIds() []string {
@@ -6010,7 +6139,7 @@ type WaitCapturedResponse struct {
 
 func (x *WaitCapturedResponse) Reset() {
 	*x = WaitCapturedResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[76]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6022,7 +6151,7 @@ func (x *WaitCapturedResponse) String() string {
 func (*WaitCapturedResponse) ProtoMessage() {}
 
 func (x *WaitCapturedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[76]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6035,7 +6164,7 @@ func (x *WaitCapturedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitCapturedResponse.ProtoReflect.Descriptor instead.
 func (*WaitCapturedResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{76}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *WaitCapturedResponse) GetNodes() []*Node {
@@ -6056,7 +6185,7 @@ type EvaluateRequest struct {
 
 func (x *EvaluateRequest) Reset() {
 	*x = EvaluateRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[77]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6068,7 +6197,7 @@ func (x *EvaluateRequest) String() string {
 func (*EvaluateRequest) ProtoMessage() {}
 
 func (x *EvaluateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[77]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6081,7 +6210,7 @@ func (x *EvaluateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvaluateRequest.ProtoReflect.Descriptor instead.
 func (*EvaluateRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{77}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *EvaluateRequest) GetNodeId() string {
@@ -6133,7 +6262,7 @@ type Grader struct {
 
 func (x *Grader) Reset() {
 	*x = Grader{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[78]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6145,7 +6274,7 @@ func (x *Grader) String() string {
 func (*Grader) ProtoMessage() {}
 
 func (x *Grader) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[78]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6158,7 +6287,7 @@ func (x *Grader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grader.ProtoReflect.Descriptor instead.
 func (*Grader) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{78}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *Grader) GetStart() isGrader_Start {
@@ -6254,7 +6383,7 @@ type EvaluateResponse struct {
 
 func (x *EvaluateResponse) Reset() {
 	*x = EvaluateResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[79]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6266,7 +6395,7 @@ func (x *EvaluateResponse) String() string {
 func (*EvaluateResponse) ProtoMessage() {}
 
 func (x *EvaluateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[79]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6279,7 +6408,7 @@ func (x *EvaluateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvaluateResponse.ProtoReflect.Descriptor instead.
 func (*EvaluateResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{79}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *EvaluateResponse) GetRewards() map[string]float64 {
@@ -6333,7 +6462,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[80]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6345,7 +6474,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[80]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6358,7 +6487,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{80}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *GetNodeRequest) GetNodeId() string {
@@ -6387,7 +6516,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[81]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6399,7 +6528,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[81]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6412,7 +6541,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{81}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ListNodesRequest) GetTreeId() string {
@@ -6482,7 +6611,7 @@ type WatchTreeRequest struct {
 
 func (x *WatchTreeRequest) Reset() {
 	*x = WatchTreeRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[82]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6494,7 +6623,7 @@ func (x *WatchTreeRequest) String() string {
 func (*WatchTreeRequest) ProtoMessage() {}
 
 func (x *WatchTreeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[82]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6507,7 +6636,7 @@ func (x *WatchTreeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchTreeRequest.ProtoReflect.Descriptor instead.
 func (*WatchTreeRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{82}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *WatchTreeRequest) GetTreeId() string {
@@ -6539,7 +6668,7 @@ type TreeEvent struct {
 
 func (x *TreeEvent) Reset() {
 	*x = TreeEvent{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[83]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6551,7 +6680,7 @@ func (x *TreeEvent) String() string {
 func (*TreeEvent) ProtoMessage() {}
 
 func (x *TreeEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[83]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6564,7 +6693,7 @@ func (x *TreeEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TreeEvent.ProtoReflect.Descriptor instead.
 func (*TreeEvent) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{83}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *TreeEvent) GetIndex() uint64 {
@@ -6647,7 +6776,7 @@ type NodeAnnotation struct {
 
 func (x *NodeAnnotation) Reset() {
 	*x = NodeAnnotation{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[84]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6659,7 +6788,7 @@ func (x *NodeAnnotation) String() string {
 func (*NodeAnnotation) ProtoMessage() {}
 
 func (x *NodeAnnotation) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[84]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6672,7 +6801,7 @@ func (x *NodeAnnotation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeAnnotation.ProtoReflect.Descriptor instead.
 func (*NodeAnnotation) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{84}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *NodeAnnotation) GetNodeId() string {
@@ -6734,7 +6863,7 @@ type AnnotateRequest struct {
 
 func (x *AnnotateRequest) Reset() {
 	*x = AnnotateRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[85]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6746,7 +6875,7 @@ func (x *AnnotateRequest) String() string {
 func (*AnnotateRequest) ProtoMessage() {}
 
 func (x *AnnotateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[85]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6759,7 +6888,7 @@ func (x *AnnotateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AnnotateRequest.ProtoReflect.Descriptor instead.
 func (*AnnotateRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{85}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *AnnotateRequest) GetAnnotations() []*NodeAnnotation {
@@ -6785,7 +6914,7 @@ type AnnotateResponse struct {
 
 func (x *AnnotateResponse) Reset() {
 	*x = AnnotateResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[86]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6797,7 +6926,7 @@ func (x *AnnotateResponse) String() string {
 func (*AnnotateResponse) ProtoMessage() {}
 
 func (x *AnnotateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[86]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6810,7 +6939,7 @@ func (x *AnnotateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AnnotateResponse.ProtoReflect.Descriptor instead.
 func (*AnnotateResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{86}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *AnnotateResponse) GetIndex() uint64 {
@@ -6832,7 +6961,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[87]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6844,7 +6973,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[87]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6857,7 +6986,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{87}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *BackupRequest) GetItems() []*BackupRequest_Item {
@@ -6898,7 +7027,7 @@ type BackupResponse struct {
 
 func (x *BackupResponse) Reset() {
 	*x = BackupResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[88]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6910,7 +7039,7 @@ func (x *BackupResponse) String() string {
 func (*BackupResponse) ProtoMessage() {}
 
 func (x *BackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[88]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6923,7 +7052,7 @@ func (x *BackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
 func (*BackupResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{88}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *BackupResponse) GetIndex() uint64 {
@@ -6949,7 +7078,7 @@ type GetPayloadRequest struct {
 
 func (x *GetPayloadRequest) Reset() {
 	*x = GetPayloadRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[89]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6961,7 +7090,7 @@ func (x *GetPayloadRequest) String() string {
 func (*GetPayloadRequest) ProtoMessage() {}
 
 func (x *GetPayloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[89]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6974,7 +7103,7 @@ func (x *GetPayloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPayloadRequest.ProtoReflect.Descriptor instead.
 func (*GetPayloadRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{89}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *GetPayloadRequest) GetNodeId() string {
@@ -6994,7 +7123,7 @@ type GetPayloadResponse struct {
 
 func (x *GetPayloadResponse) Reset() {
 	*x = GetPayloadResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[90]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7006,7 +7135,7 @@ func (x *GetPayloadResponse) String() string {
 func (*GetPayloadResponse) ProtoMessage() {}
 
 func (x *GetPayloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[90]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7019,7 +7148,7 @@ func (x *GetPayloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPayloadResponse.ProtoReflect.Descriptor instead.
 func (*GetPayloadResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{90}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *GetPayloadResponse) GetPayload() []byte {
@@ -7053,7 +7182,7 @@ type PruneRequest struct {
 
 func (x *PruneRequest) Reset() {
 	*x = PruneRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[91]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7065,7 +7194,7 @@ func (x *PruneRequest) String() string {
 func (*PruneRequest) ProtoMessage() {}
 
 func (x *PruneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[91]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7078,7 +7207,7 @@ func (x *PruneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneRequest.ProtoReflect.Descriptor instead.
 func (*PruneRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{91}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *PruneRequest) GetNodeId() string {
@@ -7128,7 +7257,7 @@ type PruneResponse struct {
 
 func (x *PruneResponse) Reset() {
 	*x = PruneResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[92]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7140,7 +7269,7 @@ func (x *PruneResponse) String() string {
 func (*PruneResponse) ProtoMessage() {}
 
 func (x *PruneResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[92]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7153,7 +7282,7 @@ func (x *PruneResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneResponse.ProtoReflect.Descriptor instead.
 func (*PruneResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{92}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *PruneResponse) GetNodes() int64 {
@@ -7186,7 +7315,7 @@ type PinRequest struct {
 
 func (x *PinRequest) Reset() {
 	*x = PinRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[93]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7198,7 +7327,7 @@ func (x *PinRequest) String() string {
 func (*PinRequest) ProtoMessage() {}
 
 func (x *PinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[93]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7211,7 +7340,7 @@ func (x *PinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinRequest.ProtoReflect.Descriptor instead.
 func (*PinRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{93}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *PinRequest) GetNodeIds() []string {
@@ -7229,7 +7358,7 @@ type PinResponse struct {
 
 func (x *PinResponse) Reset() {
 	*x = PinResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[94]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7241,7 +7370,7 @@ func (x *PinResponse) String() string {
 func (*PinResponse) ProtoMessage() {}
 
 func (x *PinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[94]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7254,7 +7383,7 @@ func (x *PinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinResponse.ProtoReflect.Descriptor instead.
 func (*PinResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{94}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{95}
 }
 
 type UnpinRequest struct {
@@ -7266,7 +7395,7 @@ type UnpinRequest struct {
 
 func (x *UnpinRequest) Reset() {
 	*x = UnpinRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[95]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7278,7 +7407,7 @@ func (x *UnpinRequest) String() string {
 func (*UnpinRequest) ProtoMessage() {}
 
 func (x *UnpinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[95]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7291,7 +7420,7 @@ func (x *UnpinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinRequest.ProtoReflect.Descriptor instead.
 func (*UnpinRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{95}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *UnpinRequest) GetNodeIds() []string {
@@ -7309,7 +7438,7 @@ type UnpinResponse struct {
 
 func (x *UnpinResponse) Reset() {
 	*x = UnpinResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[96]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7321,7 +7450,7 @@ func (x *UnpinResponse) String() string {
 func (*UnpinResponse) ProtoMessage() {}
 
 func (x *UnpinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[96]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7334,7 +7463,7 @@ func (x *UnpinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinResponse.ProtoReflect.Descriptor instead.
 func (*UnpinResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{96}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{97}
 }
 
 type ExportTreeRequest struct {
@@ -7351,7 +7480,7 @@ type ExportTreeRequest struct {
 
 func (x *ExportTreeRequest) Reset() {
 	*x = ExportTreeRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[97]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7363,7 +7492,7 @@ func (x *ExportTreeRequest) String() string {
 func (*ExportTreeRequest) ProtoMessage() {}
 
 func (x *ExportTreeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[97]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7376,7 +7505,7 @@ func (x *ExportTreeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportTreeRequest.ProtoReflect.Descriptor instead.
 func (*ExportTreeRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{97}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *ExportTreeRequest) GetTreeId() string {
@@ -7409,7 +7538,7 @@ type ExportTreeChunk struct {
 
 func (x *ExportTreeChunk) Reset() {
 	*x = ExportTreeChunk{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[98]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7421,7 +7550,7 @@ func (x *ExportTreeChunk) String() string {
 func (*ExportTreeChunk) ProtoMessage() {}
 
 func (x *ExportTreeChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[98]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7434,7 +7563,7 @@ func (x *ExportTreeChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportTreeChunk.ProtoReflect.Descriptor instead.
 func (*ExportTreeChunk) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{98}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *ExportTreeChunk) GetData() []byte {
@@ -7457,7 +7586,7 @@ type ImportTreeRequest struct {
 
 func (x *ImportTreeRequest) Reset() {
 	*x = ImportTreeRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[99]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7469,7 +7598,7 @@ func (x *ImportTreeRequest) String() string {
 func (*ImportTreeRequest) ProtoMessage() {}
 
 func (x *ImportTreeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[99]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7482,7 +7611,7 @@ func (x *ImportTreeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTreeRequest.ProtoReflect.Descriptor instead.
 func (*ImportTreeRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{99}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *ImportTreeRequest) GetPart() isImportTreeRequest_Part {
@@ -7538,7 +7667,7 @@ type ImportTreeStart struct {
 
 func (x *ImportTreeStart) Reset() {
 	*x = ImportTreeStart{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[100]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7550,7 +7679,7 @@ func (x *ImportTreeStart) String() string {
 func (*ImportTreeStart) ProtoMessage() {}
 
 func (x *ImportTreeStart) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[100]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7563,7 +7692,7 @@ func (x *ImportTreeStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTreeStart.ProtoReflect.Descriptor instead.
 func (*ImportTreeStart) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{100}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ImportTreeStart) GetNewIds() bool {
@@ -7602,7 +7731,7 @@ type ImportTreeResponse struct {
 
 func (x *ImportTreeResponse) Reset() {
 	*x = ImportTreeResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[101]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7614,7 +7743,7 @@ func (x *ImportTreeResponse) String() string {
 func (*ImportTreeResponse) ProtoMessage() {}
 
 func (x *ImportTreeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[101]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7627,7 +7756,7 @@ func (x *ImportTreeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTreeResponse.ProtoReflect.Descriptor instead.
 func (*ImportTreeResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{101}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ImportTreeResponse) GetTree() *Tree {
@@ -7687,7 +7816,7 @@ type ArchiveHeader struct {
 
 func (x *ArchiveHeader) Reset() {
 	*x = ArchiveHeader{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[102]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7699,7 +7828,7 @@ func (x *ArchiveHeader) String() string {
 func (*ArchiveHeader) ProtoMessage() {}
 
 func (x *ArchiveHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[102]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7712,7 +7841,7 @@ func (x *ArchiveHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveHeader.ProtoReflect.Descriptor instead.
 func (*ArchiveHeader) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{102}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *ArchiveHeader) GetFormat() int32 {
@@ -7810,7 +7939,7 @@ type ArchiveProcess struct {
 
 func (x *ArchiveProcess) Reset() {
 	*x = ArchiveProcess{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[103]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7822,7 +7951,7 @@ func (x *ArchiveProcess) String() string {
 func (*ArchiveProcess) ProtoMessage() {}
 
 func (x *ArchiveProcess) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[103]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7835,7 +7964,7 @@ func (x *ArchiveProcess) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveProcess.ProtoReflect.Descriptor instead.
 func (*ArchiveProcess) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{103}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *ArchiveProcess) GetId() string {
@@ -7895,16 +8024,18 @@ func (x *ArchiveProcess) GetInit() string {
 }
 
 type ArchiveNode struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Node          *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	Timings       *Timings               `protobuf:"bytes,2,opt,name=timings,proto3" json:"timings,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Node    *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Timings *Timings               `protobuf:"bytes,2,opt,name=timings,proto3" json:"timings,omitempty"`
+	// What it takes to run its turn again, as its record has it.
+	Recipe        []byte `protobuf:"bytes,3,opt,name=recipe,proto3" json:"recipe,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ArchiveNode) Reset() {
 	*x = ArchiveNode{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[104]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7916,7 +8047,7 @@ func (x *ArchiveNode) String() string {
 func (*ArchiveNode) ProtoMessage() {}
 
 func (x *ArchiveNode) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[104]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7929,7 +8060,7 @@ func (x *ArchiveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveNode.ProtoReflect.Descriptor instead.
 func (*ArchiveNode) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{104}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *ArchiveNode) GetNode() *Node {
@@ -7942,6 +8073,13 @@ func (x *ArchiveNode) GetNode() *Node {
 func (x *ArchiveNode) GetTimings() *Timings {
 	if x != nil {
 		return x.Timings
+	}
+	return nil
+}
+
+func (x *ArchiveNode) GetRecipe() []byte {
+	if x != nil {
+		return x.Recipe
 	}
 	return nil
 }
@@ -7965,7 +8103,7 @@ type ArchiveCheckpoint struct {
 
 func (x *ArchiveCheckpoint) Reset() {
 	*x = ArchiveCheckpoint{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[105]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7977,7 +8115,7 @@ func (x *ArchiveCheckpoint) String() string {
 func (*ArchiveCheckpoint) ProtoMessage() {}
 
 func (x *ArchiveCheckpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[105]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7990,7 +8128,7 @@ func (x *ArchiveCheckpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveCheckpoint.ProtoReflect.Descriptor instead.
 func (*ArchiveCheckpoint) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{105}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *ArchiveCheckpoint) GetId() string {
@@ -8085,7 +8223,7 @@ type ArchiveEntry struct {
 
 func (x *ArchiveEntry) Reset() {
 	*x = ArchiveEntry{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[106]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8097,7 +8235,7 @@ func (x *ArchiveEntry) String() string {
 func (*ArchiveEntry) ProtoMessage() {}
 
 func (x *ArchiveEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[106]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8110,7 +8248,7 @@ func (x *ArchiveEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveEntry.ProtoReflect.Descriptor instead.
 func (*ArchiveEntry) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{106}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *ArchiveEntry) GetPath() []byte {
@@ -8216,7 +8354,7 @@ type ArchiveFile struct {
 
 func (x *ArchiveFile) Reset() {
 	*x = ArchiveFile{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[107]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8228,7 +8366,7 @@ func (x *ArchiveFile) String() string {
 func (*ArchiveFile) ProtoMessage() {}
 
 func (x *ArchiveFile) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[107]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8241,7 +8379,7 @@ func (x *ArchiveFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveFile.ProtoReflect.Descriptor instead.
 func (*ArchiveFile) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{107}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *ArchiveFile) GetProcessId() string {
@@ -8276,7 +8414,7 @@ type ArchiveData struct {
 
 func (x *ArchiveData) Reset() {
 	*x = ArchiveData{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[108]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8288,7 +8426,7 @@ func (x *ArchiveData) String() string {
 func (*ArchiveData) ProtoMessage() {}
 
 func (x *ArchiveData) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[108]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8301,7 +8439,7 @@ func (x *ArchiveData) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveData.ProtoReflect.Descriptor instead.
 func (*ArchiveData) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{108}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *ArchiveData) GetOffset() int64 {
@@ -8328,7 +8466,7 @@ type ArchiveEnd struct {
 
 func (x *ArchiveEnd) Reset() {
 	*x = ArchiveEnd{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[109]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8340,7 +8478,7 @@ func (x *ArchiveEnd) String() string {
 func (*ArchiveEnd) ProtoMessage() {}
 
 func (x *ArchiveEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[109]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8353,7 +8491,7 @@ func (x *ArchiveEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveEnd.ProtoReflect.Descriptor instead.
 func (*ArchiveEnd) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{109}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *ArchiveEnd) GetSha256() []byte {
@@ -8375,7 +8513,7 @@ type ExportStatsRequest struct {
 
 func (x *ExportStatsRequest) Reset() {
 	*x = ExportStatsRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[110]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8387,7 +8525,7 @@ func (x *ExportStatsRequest) String() string {
 func (*ExportStatsRequest) ProtoMessage() {}
 
 func (x *ExportStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[110]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8400,7 +8538,7 @@ func (x *ExportStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportStatsRequest.ProtoReflect.Descriptor instead.
 func (*ExportStatsRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{110}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *ExportStatsRequest) GetTable() string {
@@ -8426,7 +8564,7 @@ type ExportStatsChunk struct {
 
 func (x *ExportStatsChunk) Reset() {
 	*x = ExportStatsChunk{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[111]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8438,7 +8576,7 @@ func (x *ExportStatsChunk) String() string {
 func (*ExportStatsChunk) ProtoMessage() {}
 
 func (x *ExportStatsChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[111]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8451,7 +8589,7 @@ func (x *ExportStatsChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportStatsChunk.ProtoReflect.Descriptor instead.
 func (*ExportStatsChunk) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{111}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *ExportStatsChunk) GetData() []byte {
@@ -8469,7 +8607,7 @@ type ListTablesRequest struct {
 
 func (x *ListTablesRequest) Reset() {
 	*x = ListTablesRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[112]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8481,7 +8619,7 @@ func (x *ListTablesRequest) String() string {
 func (*ListTablesRequest) ProtoMessage() {}
 
 func (x *ListTablesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[112]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8494,7 +8632,7 @@ func (x *ListTablesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTablesRequest.ProtoReflect.Descriptor instead.
 func (*ListTablesRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{112}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{113}
 }
 
 type Table struct {
@@ -8509,7 +8647,7 @@ type Table struct {
 
 func (x *Table) Reset() {
 	*x = Table{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[113]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8521,7 +8659,7 @@ func (x *Table) String() string {
 func (*Table) ProtoMessage() {}
 
 func (x *Table) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[113]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8534,7 +8672,7 @@ func (x *Table) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Table.ProtoReflect.Descriptor instead.
 func (*Table) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{113}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *Table) GetName() string {
@@ -8576,7 +8714,7 @@ type Column struct {
 
 func (x *Column) Reset() {
 	*x = Column{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[114]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8588,7 +8726,7 @@ func (x *Column) String() string {
 func (*Column) ProtoMessage() {}
 
 func (x *Column) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[114]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8601,7 +8739,7 @@ func (x *Column) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Column.ProtoReflect.Descriptor instead.
 func (*Column) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{114}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *Column) GetName() string {
@@ -8634,7 +8772,7 @@ type ListTablesResponse struct {
 
 func (x *ListTablesResponse) Reset() {
 	*x = ListTablesResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[115]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8646,7 +8784,7 @@ func (x *ListTablesResponse) String() string {
 func (*ListTablesResponse) ProtoMessage() {}
 
 func (x *ListTablesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[115]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8659,7 +8797,7 @@ func (x *ListTablesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTablesResponse.ProtoReflect.Descriptor instead.
 func (*ListTablesResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{115}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *ListTablesResponse) GetTables() []*Table {
@@ -8686,7 +8824,7 @@ type ForkRequest_Want struct {
 
 func (x *ForkRequest_Want) Reset() {
 	*x = ForkRequest_Want{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[127]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8698,7 +8836,7 @@ func (x *ForkRequest_Want) String() string {
 func (*ForkRequest_Want) ProtoMessage() {}
 
 func (x *ForkRequest_Want) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[127]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8772,7 +8910,7 @@ type BackupRequest_Item struct {
 
 func (x *BackupRequest_Item) Reset() {
 	*x = BackupRequest_Item{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[133]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8784,7 +8922,7 @@ func (x *BackupRequest_Item) String() string {
 func (*BackupRequest_Item) ProtoMessage() {}
 
 func (x *BackupRequest_Item) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[133]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8797,7 +8935,7 @@ func (x *BackupRequest_Item) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest_Item.ProtoReflect.Descriptor instead.
 func (*BackupRequest_Item) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{87, 0}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{88, 0}
 }
 
 func (x *BackupRequest_Item) GetNodeId() string {
@@ -8824,7 +8962,7 @@ type ArchiveEntry_Attribute struct {
 
 func (x *ArchiveEntry_Attribute) Reset() {
 	*x = ArchiveEntry_Attribute{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[134]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8836,7 +8974,7 @@ func (x *ArchiveEntry_Attribute) String() string {
 func (*ArchiveEntry_Attribute) ProtoMessage() {}
 
 func (x *ArchiveEntry_Attribute) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[134]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8849,7 +8987,7 @@ func (x *ArchiveEntry_Attribute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveEntry_Attribute.ProtoReflect.Descriptor instead.
 func (*ArchiveEntry_Attribute) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{106, 0}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{107, 0}
 }
 
 func (x *ArchiveEntry_Attribute) GetName() string {
@@ -8871,7 +9009,7 @@ var File_boxwood_v1_boxwood_proto protoreflect.FileDescriptor
 const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\n" +
 	"\x18boxwood/v1/boxwood.proto\x12\n" +
-	"boxwood.v1\"\xaa\x02\n" +
+	"boxwood.v1\"\xf7\x02\n" +
 	"\x05Error\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x120\n" +
 	"\x06origin\x18\x02 \x01(\x0e2\x18.boxwood.v1.Error.OriginR\x06origin\x12\x1c\n" +
@@ -8879,7 +9017,9 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x04hint\x18\x04 \x01(\tR\x04hint\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x05 \x01(\tR\trequestId\x12$\n" +
-	"\x0eretry_after_ns\x18\x06 \x01(\x03R\fretryAfterNs\"`\n" +
+	"\x0eretry_after_ns\x18\x06 \x01(\x03R\fretryAfterNs\x12&\n" +
+	"\x0fnearest_node_id\x18\a \x01(\tR\rnearestNodeId\x12#\n" +
+	"\rnearest_turns\x18\b \x01(\x05R\fnearestTurns\"`\n" +
 	"\x06Origin\x12\x16\n" +
 	"\x12ORIGIN_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rORIGIN_CLIENT\x10\x01\x12\x19\n" +
@@ -8917,7 +9057,7 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x06Action\x12\x12\n" +
 	"\x04text\x18\x01 \x01(\fR\x04text\x12\x12\n" +
 	"\x04argv\x18\x02 \x03(\fR\x04argv\x12\x14\n" +
-	"\x05steps\x18\x03 \x01(\x05R\x05steps\"\x9c\n" +
+	"\x05steps\x18\x03 \x01(\x05R\x05steps\"\xb9\n" +
 	"\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
@@ -8955,7 +9095,8 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x06pinned\x18\x1e \x01(\bR\x06pinned\x12!\n" +
 	"\fmodify_index\x18\x1f \x01(\x04R\vmodifyIndex\x12\x1d\n" +
 	"\n" +
-	"sandbox_id\x18  \x01(\tR\tsandboxId\x1a:\n" +
+	"sandbox_id\x18  \x01(\tR\tsandboxId\x12\x1b\n" +
+	"\treplay_of\x18! \x01(\tR\breplayOf\x1a:\n" +
 	"\fRewardsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\x1a9\n" +
@@ -9311,7 +9452,7 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x17\n" +
 	"\aturn_id\x18\x03 \x01(\tR\x06turnId\"(\n" +
 	"\x10DownloadResponse\x12\x14\n" +
-	"\x05chunk\x18\x01 \x01(\fR\x05chunk\"\xfd\x03\n" +
+	"\x05chunk\x18\x01 \x01(\fR\x05chunk\"\xb2\x04\n" +
 	"\vForkRequest\x122\n" +
 	"\x05wants\x18\x01 \x03(\v2\x1c.boxwood.v1.ForkRequest.WantR\x05wants\x12\x18\n" +
 	"\ascratch\x18\x02 \x01(\bR\ascratch\x12;\n" +
@@ -9321,7 +9462,10 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x0fidempotency_key\x18\x06 \x01(\tR\x0eidempotencyKey\x12\x1b\n" +
 	"\tmin_ready\x18\a \x01(\x05R\bminReady\x12%\n" +
 	"\x0ereplace_failed\x18\b \x01(\bR\rreplaceFailed\x12\x12\n" +
-	"\x04seed\x18\t \x01(\x04R\x04seed\x1a`\n" +
+	"\x04seed\x18\t \x01(\x04R\x04seed\x12\x1b\n" +
+	"\tsame_seed\x18\n" +
+	" \x01(\bR\bsameSeed\x12\x16\n" +
+	"\x06replay\x18\v \x01(\bR\x06replay\x1a`\n" +
 	"\x04Want\x12\x19\n" +
 	"\anode_id\x18\x01 \x01(\tH\x00R\x06nodeId\x12\x1f\n" +
 	"\n" +
@@ -9330,7 +9474,7 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x04from\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe6\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x9c\x02\n" +
 	"\n" +
 	"ForkResult\x12\x12\n" +
 	"\x04want\x18\x01 \x01(\x05R\x04want\x12\x14\n" +
@@ -9339,8 +9483,15 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x05error\x18\x04 \x01(\v2\x11.boxwood.v1.ErrorH\x00R\x05error\x12\x12\n" +
 	"\x04code\x18\x05 \x01(\x05R\x04code\x12\x18\n" +
 	"\amessage\x18\x06 \x01(\tR\amessage\x12\x19\n" +
-	"\bready_ns\x18\a \x01(\x03R\areadyNsB\t\n" +
-	"\aoutcome\"?\n" +
+	"\bready_ns\x18\a \x01(\x03R\areadyNs\x124\n" +
+	"\breplayed\x18\b \x03(\v2\x18.boxwood.v1.ReplayedTurnR\breplayedB\t\n" +
+	"\aoutcome\"\x82\x01\n" +
+	"\fReplayedTurn\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1b\n" +
+	"\treplay_id\x18\x02 \x01(\tR\breplayId\x12\x1f\n" +
+	"\vsame_output\x18\x03 \x01(\bR\n" +
+	"sameOutput\x12\x1b\n" +
+	"\tsame_exit\x18\x04 \x01(\bR\bsameExit\"?\n" +
 	"\vForkResults\x120\n" +
 	"\aresults\x18\x01 \x03(\v2\x16.boxwood.v1.ForkResultR\aresults\"r\n" +
 	"\x0fRollbackRequest\x12\x1d\n" +
@@ -9530,10 +9681,11 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\aprogram\x18\x06 \x01(\tR\aprogram\x12\x1d\n" +
 	"\n" +
 	"created_at\x18\a \x01(\x03R\tcreatedAt\x12\x12\n" +
-	"\x04init\x18\b \x01(\tR\x04init\"b\n" +
+	"\x04init\x18\b \x01(\tR\x04init\"z\n" +
 	"\vArchiveNode\x12$\n" +
 	"\x04node\x18\x01 \x01(\v2\x10.boxwood.v1.NodeR\x04node\x12-\n" +
-	"\atimings\x18\x02 \x01(\v2\x13.boxwood.v1.TimingsR\atimings\"\xfc\x01\n" +
+	"\atimings\x18\x02 \x01(\v2\x13.boxwood.v1.TimingsR\atimings\x12\x16\n" +
+	"\x06recipe\x18\x03 \x01(\fR\x06recipe\"\xfc\x01\n" +
 	"\x11ArchiveCheckpoint\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
 	"\anode_id\x18\x02 \x01(\tR\x06nodeId\x12\x1b\n" +
@@ -9689,7 +9841,7 @@ func file_boxwood_v1_boxwood_proto_rawDescGZIP() []byte {
 }
 
 var file_boxwood_v1_boxwood_proto_enumTypes = make([]protoimpl.EnumInfo, 11)
-var file_boxwood_v1_boxwood_proto_msgTypes = make([]protoimpl.MessageInfo, 135)
+var file_boxwood_v1_boxwood_proto_msgTypes = make([]protoimpl.MessageInfo, 136)
 var file_boxwood_v1_boxwood_proto_goTypes = []any{
 	(Verdict)(0),                   // 0: boxwood.v1.Verdict
 	(CaptureStatus)(0),             // 1: boxwood.v1.CaptureStatus
@@ -9768,75 +9920,76 @@ var file_boxwood_v1_boxwood_proto_goTypes = []any{
 	(*DownloadResponse)(nil),       // 74: boxwood.v1.DownloadResponse
 	(*ForkRequest)(nil),            // 75: boxwood.v1.ForkRequest
 	(*ForkResult)(nil),             // 76: boxwood.v1.ForkResult
-	(*ForkResults)(nil),            // 77: boxwood.v1.ForkResults
-	(*RollbackRequest)(nil),        // 78: boxwood.v1.RollbackRequest
-	(*RollbackResponse)(nil),       // 79: boxwood.v1.RollbackResponse
-	(*ReleaseRequest)(nil),         // 80: boxwood.v1.ReleaseRequest
-	(*ReleaseResponse)(nil),        // 81: boxwood.v1.ReleaseResponse
-	(*RenewRequest)(nil),           // 82: boxwood.v1.RenewRequest
-	(*RenewResponse)(nil),          // 83: boxwood.v1.RenewResponse
-	(*ListSandboxesRequest)(nil),   // 84: boxwood.v1.ListSandboxesRequest
-	(*ListSandboxesResponse)(nil),  // 85: boxwood.v1.ListSandboxesResponse
-	(*WaitCapturedRequest)(nil),    // 86: boxwood.v1.WaitCapturedRequest
-	(*WaitCapturedResponse)(nil),   // 87: boxwood.v1.WaitCapturedResponse
-	(*EvaluateRequest)(nil),        // 88: boxwood.v1.EvaluateRequest
-	(*Grader)(nil),                 // 89: boxwood.v1.Grader
-	(*EvaluateResponse)(nil),       // 90: boxwood.v1.EvaluateResponse
-	(*GetNodeRequest)(nil),         // 91: boxwood.v1.GetNodeRequest
-	(*ListNodesRequest)(nil),       // 92: boxwood.v1.ListNodesRequest
-	(*WatchTreeRequest)(nil),       // 93: boxwood.v1.WatchTreeRequest
-	(*TreeEvent)(nil),              // 94: boxwood.v1.TreeEvent
-	(*NodeAnnotation)(nil),         // 95: boxwood.v1.NodeAnnotation
-	(*AnnotateRequest)(nil),        // 96: boxwood.v1.AnnotateRequest
-	(*AnnotateResponse)(nil),       // 97: boxwood.v1.AnnotateResponse
-	(*BackupRequest)(nil),          // 98: boxwood.v1.BackupRequest
-	(*BackupResponse)(nil),         // 99: boxwood.v1.BackupResponse
-	(*GetPayloadRequest)(nil),      // 100: boxwood.v1.GetPayloadRequest
-	(*GetPayloadResponse)(nil),     // 101: boxwood.v1.GetPayloadResponse
-	(*PruneRequest)(nil),           // 102: boxwood.v1.PruneRequest
-	(*PruneResponse)(nil),          // 103: boxwood.v1.PruneResponse
-	(*PinRequest)(nil),             // 104: boxwood.v1.PinRequest
-	(*PinResponse)(nil),            // 105: boxwood.v1.PinResponse
-	(*UnpinRequest)(nil),           // 106: boxwood.v1.UnpinRequest
-	(*UnpinResponse)(nil),          // 107: boxwood.v1.UnpinResponse
-	(*ExportTreeRequest)(nil),      // 108: boxwood.v1.ExportTreeRequest
-	(*ExportTreeChunk)(nil),        // 109: boxwood.v1.ExportTreeChunk
-	(*ImportTreeRequest)(nil),      // 110: boxwood.v1.ImportTreeRequest
-	(*ImportTreeStart)(nil),        // 111: boxwood.v1.ImportTreeStart
-	(*ImportTreeResponse)(nil),     // 112: boxwood.v1.ImportTreeResponse
-	(*ArchiveHeader)(nil),          // 113: boxwood.v1.ArchiveHeader
-	(*ArchiveProcess)(nil),         // 114: boxwood.v1.ArchiveProcess
-	(*ArchiveNode)(nil),            // 115: boxwood.v1.ArchiveNode
-	(*ArchiveCheckpoint)(nil),      // 116: boxwood.v1.ArchiveCheckpoint
-	(*ArchiveEntry)(nil),           // 117: boxwood.v1.ArchiveEntry
-	(*ArchiveFile)(nil),            // 118: boxwood.v1.ArchiveFile
-	(*ArchiveData)(nil),            // 119: boxwood.v1.ArchiveData
-	(*ArchiveEnd)(nil),             // 120: boxwood.v1.ArchiveEnd
-	(*ExportStatsRequest)(nil),     // 121: boxwood.v1.ExportStatsRequest
-	(*ExportStatsChunk)(nil),       // 122: boxwood.v1.ExportStatsChunk
-	(*ListTablesRequest)(nil),      // 123: boxwood.v1.ListTablesRequest
-	(*Table)(nil),                  // 124: boxwood.v1.Table
-	(*Column)(nil),                 // 125: boxwood.v1.Column
-	(*ListTablesResponse)(nil),     // 126: boxwood.v1.ListTablesResponse
-	nil,                            // 127: boxwood.v1.Node.RewardsEntry
-	nil,                            // 128: boxwood.v1.Node.LabelsEntry
-	nil,                            // 129: boxwood.v1.Sandbox.LabelsEntry
-	nil,                            // 130: boxwood.v1.Tree.LabelsEntry
-	nil,                            // 131: boxwood.v1.Image.EnvEntry
-	nil,                            // 132: boxwood.v1.Defaults.EnvEntry
-	nil,                            // 133: boxwood.v1.CreateTreeRequest.LabelsEntry
-	nil,                            // 134: boxwood.v1.ListTreesRequest.LabelsEntry
-	nil,                            // 135: boxwood.v1.Command.EnvEntry
-	nil,                            // 136: boxwood.v1.NodeInput.LabelsEntry
-	nil,                            // 137: boxwood.v1.OpenSessionRequest.EnvEntry
-	(*ForkRequest_Want)(nil),       // 138: boxwood.v1.ForkRequest.Want
-	nil,                            // 139: boxwood.v1.ForkRequest.LabelsEntry
-	nil,                            // 140: boxwood.v1.EvaluateResponse.RewardsEntry
-	nil,                            // 141: boxwood.v1.ListNodesRequest.LabelsEntry
-	nil,                            // 142: boxwood.v1.NodeAnnotation.RewardsEntry
-	nil,                            // 143: boxwood.v1.NodeAnnotation.LabelsEntry
-	(*BackupRequest_Item)(nil),     // 144: boxwood.v1.BackupRequest.Item
-	(*ArchiveEntry_Attribute)(nil), // 145: boxwood.v1.ArchiveEntry.Attribute
+	(*ReplayedTurn)(nil),           // 77: boxwood.v1.ReplayedTurn
+	(*ForkResults)(nil),            // 78: boxwood.v1.ForkResults
+	(*RollbackRequest)(nil),        // 79: boxwood.v1.RollbackRequest
+	(*RollbackResponse)(nil),       // 80: boxwood.v1.RollbackResponse
+	(*ReleaseRequest)(nil),         // 81: boxwood.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),        // 82: boxwood.v1.ReleaseResponse
+	(*RenewRequest)(nil),           // 83: boxwood.v1.RenewRequest
+	(*RenewResponse)(nil),          // 84: boxwood.v1.RenewResponse
+	(*ListSandboxesRequest)(nil),   // 85: boxwood.v1.ListSandboxesRequest
+	(*ListSandboxesResponse)(nil),  // 86: boxwood.v1.ListSandboxesResponse
+	(*WaitCapturedRequest)(nil),    // 87: boxwood.v1.WaitCapturedRequest
+	(*WaitCapturedResponse)(nil),   // 88: boxwood.v1.WaitCapturedResponse
+	(*EvaluateRequest)(nil),        // 89: boxwood.v1.EvaluateRequest
+	(*Grader)(nil),                 // 90: boxwood.v1.Grader
+	(*EvaluateResponse)(nil),       // 91: boxwood.v1.EvaluateResponse
+	(*GetNodeRequest)(nil),         // 92: boxwood.v1.GetNodeRequest
+	(*ListNodesRequest)(nil),       // 93: boxwood.v1.ListNodesRequest
+	(*WatchTreeRequest)(nil),       // 94: boxwood.v1.WatchTreeRequest
+	(*TreeEvent)(nil),              // 95: boxwood.v1.TreeEvent
+	(*NodeAnnotation)(nil),         // 96: boxwood.v1.NodeAnnotation
+	(*AnnotateRequest)(nil),        // 97: boxwood.v1.AnnotateRequest
+	(*AnnotateResponse)(nil),       // 98: boxwood.v1.AnnotateResponse
+	(*BackupRequest)(nil),          // 99: boxwood.v1.BackupRequest
+	(*BackupResponse)(nil),         // 100: boxwood.v1.BackupResponse
+	(*GetPayloadRequest)(nil),      // 101: boxwood.v1.GetPayloadRequest
+	(*GetPayloadResponse)(nil),     // 102: boxwood.v1.GetPayloadResponse
+	(*PruneRequest)(nil),           // 103: boxwood.v1.PruneRequest
+	(*PruneResponse)(nil),          // 104: boxwood.v1.PruneResponse
+	(*PinRequest)(nil),             // 105: boxwood.v1.PinRequest
+	(*PinResponse)(nil),            // 106: boxwood.v1.PinResponse
+	(*UnpinRequest)(nil),           // 107: boxwood.v1.UnpinRequest
+	(*UnpinResponse)(nil),          // 108: boxwood.v1.UnpinResponse
+	(*ExportTreeRequest)(nil),      // 109: boxwood.v1.ExportTreeRequest
+	(*ExportTreeChunk)(nil),        // 110: boxwood.v1.ExportTreeChunk
+	(*ImportTreeRequest)(nil),      // 111: boxwood.v1.ImportTreeRequest
+	(*ImportTreeStart)(nil),        // 112: boxwood.v1.ImportTreeStart
+	(*ImportTreeResponse)(nil),     // 113: boxwood.v1.ImportTreeResponse
+	(*ArchiveHeader)(nil),          // 114: boxwood.v1.ArchiveHeader
+	(*ArchiveProcess)(nil),         // 115: boxwood.v1.ArchiveProcess
+	(*ArchiveNode)(nil),            // 116: boxwood.v1.ArchiveNode
+	(*ArchiveCheckpoint)(nil),      // 117: boxwood.v1.ArchiveCheckpoint
+	(*ArchiveEntry)(nil),           // 118: boxwood.v1.ArchiveEntry
+	(*ArchiveFile)(nil),            // 119: boxwood.v1.ArchiveFile
+	(*ArchiveData)(nil),            // 120: boxwood.v1.ArchiveData
+	(*ArchiveEnd)(nil),             // 121: boxwood.v1.ArchiveEnd
+	(*ExportStatsRequest)(nil),     // 122: boxwood.v1.ExportStatsRequest
+	(*ExportStatsChunk)(nil),       // 123: boxwood.v1.ExportStatsChunk
+	(*ListTablesRequest)(nil),      // 124: boxwood.v1.ListTablesRequest
+	(*Table)(nil),                  // 125: boxwood.v1.Table
+	(*Column)(nil),                 // 126: boxwood.v1.Column
+	(*ListTablesResponse)(nil),     // 127: boxwood.v1.ListTablesResponse
+	nil,                            // 128: boxwood.v1.Node.RewardsEntry
+	nil,                            // 129: boxwood.v1.Node.LabelsEntry
+	nil,                            // 130: boxwood.v1.Sandbox.LabelsEntry
+	nil,                            // 131: boxwood.v1.Tree.LabelsEntry
+	nil,                            // 132: boxwood.v1.Image.EnvEntry
+	nil,                            // 133: boxwood.v1.Defaults.EnvEntry
+	nil,                            // 134: boxwood.v1.CreateTreeRequest.LabelsEntry
+	nil,                            // 135: boxwood.v1.ListTreesRequest.LabelsEntry
+	nil,                            // 136: boxwood.v1.Command.EnvEntry
+	nil,                            // 137: boxwood.v1.NodeInput.LabelsEntry
+	nil,                            // 138: boxwood.v1.OpenSessionRequest.EnvEntry
+	(*ForkRequest_Want)(nil),       // 139: boxwood.v1.ForkRequest.Want
+	nil,                            // 140: boxwood.v1.ForkRequest.LabelsEntry
+	nil,                            // 141: boxwood.v1.EvaluateResponse.RewardsEntry
+	nil,                            // 142: boxwood.v1.ListNodesRequest.LabelsEntry
+	nil,                            // 143: boxwood.v1.NodeAnnotation.RewardsEntry
+	nil,                            // 144: boxwood.v1.NodeAnnotation.LabelsEntry
+	(*BackupRequest_Item)(nil),     // 145: boxwood.v1.BackupRequest.Item
+	(*ArchiveEntry_Attribute)(nil), // 146: boxwood.v1.ArchiveEntry.Attribute
 }
 var file_boxwood_v1_boxwood_proto_depIdxs = []int32{
 	6,   // 0: boxwood.v1.Error.origin:type_name -> boxwood.v1.Error.Origin
@@ -9848,34 +10001,34 @@ var file_boxwood_v1_boxwood_proto_depIdxs = []int32{
 	12,  // 6: boxwood.v1.Node.effects:type_name -> boxwood.v1.Effect
 	2,   // 7: boxwood.v1.Node.process_kind:type_name -> boxwood.v1.ProcessKind
 	1,   // 8: boxwood.v1.Node.capture:type_name -> boxwood.v1.CaptureStatus
-	127, // 9: boxwood.v1.Node.rewards:type_name -> boxwood.v1.Node.RewardsEntry
-	128, // 10: boxwood.v1.Node.labels:type_name -> boxwood.v1.Node.LabelsEntry
-	129, // 11: boxwood.v1.Sandbox.labels:type_name -> boxwood.v1.Sandbox.LabelsEntry
-	130, // 12: boxwood.v1.Tree.labels:type_name -> boxwood.v1.Tree.LabelsEntry
-	131, // 13: boxwood.v1.Image.env:type_name -> boxwood.v1.Image.EnvEntry
+	128, // 9: boxwood.v1.Node.rewards:type_name -> boxwood.v1.Node.RewardsEntry
+	129, // 10: boxwood.v1.Node.labels:type_name -> boxwood.v1.Node.LabelsEntry
+	130, // 11: boxwood.v1.Sandbox.labels:type_name -> boxwood.v1.Sandbox.LabelsEntry
+	131, // 12: boxwood.v1.Tree.labels:type_name -> boxwood.v1.Tree.LabelsEntry
+	132, // 13: boxwood.v1.Image.env:type_name -> boxwood.v1.Image.EnvEntry
 	8,   // 14: boxwood.v1.Capability.state:type_name -> boxwood.v1.Capability.State
 	21,  // 15: boxwood.v1.GetInfoResponse.capabilities:type_name -> boxwood.v1.Capability
 	16,  // 16: boxwood.v1.GetInfoResponse.default_limits:type_name -> boxwood.v1.Limits
 	19,  // 17: boxwood.v1.ImportImageEvent.image:type_name -> boxwood.v1.Image
 	19,  // 18: boxwood.v1.ListImagesResponse.images:type_name -> boxwood.v1.Image
 	30,  // 19: boxwood.v1.SetupStep.file:type_name -> boxwood.v1.FileToWrite
-	132, // 20: boxwood.v1.Defaults.env:type_name -> boxwood.v1.Defaults.EnvEntry
+	133, // 20: boxwood.v1.Defaults.env:type_name -> boxwood.v1.Defaults.EnvEntry
 	16,  // 21: boxwood.v1.Defaults.limits:type_name -> boxwood.v1.Limits
 	29,  // 22: boxwood.v1.CreateTreeRequest.setup:type_name -> boxwood.v1.SetupStep
 	31,  // 23: boxwood.v1.CreateTreeRequest.defaults:type_name -> boxwood.v1.Defaults
-	133, // 24: boxwood.v1.CreateTreeRequest.labels:type_name -> boxwood.v1.CreateTreeRequest.LabelsEntry
+	134, // 24: boxwood.v1.CreateTreeRequest.labels:type_name -> boxwood.v1.CreateTreeRequest.LabelsEntry
 	18,  // 25: boxwood.v1.CreateTreeResponse.tree:type_name -> boxwood.v1.Tree
 	15,  // 26: boxwood.v1.CreateTreeResponse.root:type_name -> boxwood.v1.Node
 	17,  // 27: boxwood.v1.CreateTreeResponse.sandbox:type_name -> boxwood.v1.Sandbox
 	18,  // 28: boxwood.v1.OpenTreeResponse.tree:type_name -> boxwood.v1.Tree
 	17,  // 29: boxwood.v1.OpenRunResponse.adopted:type_name -> boxwood.v1.Sandbox
-	134, // 30: boxwood.v1.ListTreesRequest.labels:type_name -> boxwood.v1.ListTreesRequest.LabelsEntry
+	135, // 30: boxwood.v1.ListTreesRequest.labels:type_name -> boxwood.v1.ListTreesRequest.LabelsEntry
 	18,  // 31: boxwood.v1.ListTreesResponse.trees:type_name -> boxwood.v1.Tree
-	135, // 32: boxwood.v1.Command.env:type_name -> boxwood.v1.Command.EnvEntry
+	136, // 32: boxwood.v1.Command.env:type_name -> boxwood.v1.Command.EnvEntry
 	44,  // 33: boxwood.v1.RunTurnRequest.command:type_name -> boxwood.v1.Command
 	4,   // 34: boxwood.v1.RunTurnRequest.ack:type_name -> boxwood.v1.Ack
 	46,  // 35: boxwood.v1.RunTurnRequest.node:type_name -> boxwood.v1.NodeInput
-	136, // 36: boxwood.v1.NodeInput.labels:type_name -> boxwood.v1.NodeInput.LabelsEntry
+	137, // 36: boxwood.v1.NodeInput.labels:type_name -> boxwood.v1.NodeInput.LabelsEntry
 	48,  // 37: boxwood.v1.TurnEvent.command:type_name -> boxwood.v1.CommandResult
 	50,  // 38: boxwood.v1.TurnEvent.result:type_name -> boxwood.v1.TurnResult
 	13,  // 39: boxwood.v1.CommandResult.observation:type_name -> boxwood.v1.Observation
@@ -9887,7 +10040,7 @@ var file_boxwood_v1_boxwood_proto_depIdxs = []int32{
 	4,   // 45: boxwood.v1.EndTurnRequest.ack:type_name -> boxwood.v1.Ack
 	5,   // 46: boxwood.v1.Session.kind:type_name -> boxwood.v1.SessionKind
 	5,   // 47: boxwood.v1.OpenSessionRequest.kind:type_name -> boxwood.v1.SessionKind
-	137, // 48: boxwood.v1.OpenSessionRequest.env:type_name -> boxwood.v1.OpenSessionRequest.EnvEntry
+	138, // 48: boxwood.v1.OpenSessionRequest.env:type_name -> boxwood.v1.OpenSessionRequest.EnvEntry
 	55,  // 49: boxwood.v1.OpenSessionResponse.session:type_name -> boxwood.v1.Session
 	50,  // 50: boxwood.v1.OpenSessionResponse.result:type_name -> boxwood.v1.TurnResult
 	50,  // 51: boxwood.v1.CloseSessionResponse.result:type_name -> boxwood.v1.TurnResult
@@ -9895,136 +10048,137 @@ var file_boxwood_v1_boxwood_proto_depIdxs = []int32{
 	50,  // 53: boxwood.v1.WriteFileResponse.result:type_name -> boxwood.v1.TurnResult
 	71,  // 54: boxwood.v1.UploadRequest.start:type_name -> boxwood.v1.UploadStart
 	50,  // 55: boxwood.v1.UploadResponse.result:type_name -> boxwood.v1.TurnResult
-	138, // 56: boxwood.v1.ForkRequest.wants:type_name -> boxwood.v1.ForkRequest.Want
-	139, // 57: boxwood.v1.ForkRequest.labels:type_name -> boxwood.v1.ForkRequest.LabelsEntry
+	139, // 56: boxwood.v1.ForkRequest.wants:type_name -> boxwood.v1.ForkRequest.Want
+	140, // 57: boxwood.v1.ForkRequest.labels:type_name -> boxwood.v1.ForkRequest.LabelsEntry
 	16,  // 58: boxwood.v1.ForkRequest.limits:type_name -> boxwood.v1.Limits
 	17,  // 59: boxwood.v1.ForkResult.sandbox:type_name -> boxwood.v1.Sandbox
 	11,  // 60: boxwood.v1.ForkResult.error:type_name -> boxwood.v1.Error
-	76,  // 61: boxwood.v1.ForkResults.results:type_name -> boxwood.v1.ForkResult
-	17,  // 62: boxwood.v1.RollbackResponse.sandbox:type_name -> boxwood.v1.Sandbox
-	17,  // 63: boxwood.v1.RenewResponse.sandboxes:type_name -> boxwood.v1.Sandbox
-	17,  // 64: boxwood.v1.ListSandboxesResponse.sandboxes:type_name -> boxwood.v1.Sandbox
-	15,  // 65: boxwood.v1.WaitCapturedResponse.nodes:type_name -> boxwood.v1.Node
-	89,  // 66: boxwood.v1.EvaluateRequest.grader:type_name -> boxwood.v1.Grader
-	30,  // 67: boxwood.v1.Grader.files:type_name -> boxwood.v1.FileToWrite
-	44,  // 68: boxwood.v1.Grader.command:type_name -> boxwood.v1.Command
-	16,  // 69: boxwood.v1.Grader.limits:type_name -> boxwood.v1.Limits
-	140, // 70: boxwood.v1.EvaluateResponse.rewards:type_name -> boxwood.v1.EvaluateResponse.RewardsEntry
-	13,  // 71: boxwood.v1.EvaluateResponse.observation:type_name -> boxwood.v1.Observation
-	3,   // 72: boxwood.v1.EvaluateResponse.status:type_name -> boxwood.v1.TurnStatus
-	1,   // 73: boxwood.v1.ListNodesRequest.capture:type_name -> boxwood.v1.CaptureStatus
-	0,   // 74: boxwood.v1.ListNodesRequest.verdict:type_name -> boxwood.v1.Verdict
-	141, // 75: boxwood.v1.ListNodesRequest.labels:type_name -> boxwood.v1.ListNodesRequest.LabelsEntry
-	15,  // 76: boxwood.v1.TreeEvent.node:type_name -> boxwood.v1.Node
-	18,  // 77: boxwood.v1.TreeEvent.tree:type_name -> boxwood.v1.Tree
-	142, // 78: boxwood.v1.NodeAnnotation.rewards:type_name -> boxwood.v1.NodeAnnotation.RewardsEntry
-	143, // 79: boxwood.v1.NodeAnnotation.labels:type_name -> boxwood.v1.NodeAnnotation.LabelsEntry
-	95,  // 80: boxwood.v1.AnnotateRequest.annotations:type_name -> boxwood.v1.NodeAnnotation
-	144, // 81: boxwood.v1.BackupRequest.items:type_name -> boxwood.v1.BackupRequest.Item
-	9,   // 82: boxwood.v1.BackupRequest.rule:type_name -> boxwood.v1.BackupRequest.Rule
-	111, // 83: boxwood.v1.ImportTreeRequest.start:type_name -> boxwood.v1.ImportTreeStart
-	10,  // 84: boxwood.v1.ImportTreeStart.dumps:type_name -> boxwood.v1.ImportTreeStart.Dumps
-	18,  // 85: boxwood.v1.ImportTreeResponse.tree:type_name -> boxwood.v1.Tree
-	18,  // 86: boxwood.v1.ArchiveHeader.tree:type_name -> boxwood.v1.Tree
-	31,  // 87: boxwood.v1.ArchiveHeader.defaults:type_name -> boxwood.v1.Defaults
-	114, // 88: boxwood.v1.ArchiveHeader.processes:type_name -> boxwood.v1.ArchiveProcess
-	2,   // 89: boxwood.v1.ArchiveProcess.kind:type_name -> boxwood.v1.ProcessKind
-	15,  // 90: boxwood.v1.ArchiveNode.node:type_name -> boxwood.v1.Node
-	49,  // 91: boxwood.v1.ArchiveNode.timings:type_name -> boxwood.v1.Timings
-	145, // 92: boxwood.v1.ArchiveEntry.attributes:type_name -> boxwood.v1.ArchiveEntry.Attribute
-	125, // 93: boxwood.v1.Table.columns:type_name -> boxwood.v1.Column
-	124, // 94: boxwood.v1.ListTablesResponse.tables:type_name -> boxwood.v1.Table
-	20,  // 95: boxwood.v1.Boxwood.GetInfo:input_type -> boxwood.v1.GetInfoRequest
-	23,  // 96: boxwood.v1.Boxwood.ImportImage:input_type -> boxwood.v1.ImportImageRequest
-	25,  // 97: boxwood.v1.Boxwood.ListImages:input_type -> boxwood.v1.ListImagesRequest
-	27,  // 98: boxwood.v1.Boxwood.RemoveImage:input_type -> boxwood.v1.RemoveImageRequest
-	32,  // 99: boxwood.v1.Boxwood.CreateTree:input_type -> boxwood.v1.CreateTreeRequest
-	34,  // 100: boxwood.v1.Boxwood.CloseTree:input_type -> boxwood.v1.CloseTreeRequest
-	36,  // 101: boxwood.v1.Boxwood.OpenTree:input_type -> boxwood.v1.OpenTreeRequest
-	42,  // 102: boxwood.v1.Boxwood.ListTrees:input_type -> boxwood.v1.ListTreesRequest
-	38,  // 103: boxwood.v1.Boxwood.OpenRun:input_type -> boxwood.v1.OpenRunRequest
-	40,  // 104: boxwood.v1.Boxwood.CloseRun:input_type -> boxwood.v1.CloseRunRequest
-	45,  // 105: boxwood.v1.Boxwood.RunTurn:input_type -> boxwood.v1.RunTurnRequest
-	51,  // 106: boxwood.v1.Boxwood.BeginTurn:input_type -> boxwood.v1.BeginTurnRequest
-	53,  // 107: boxwood.v1.Boxwood.Exec:input_type -> boxwood.v1.ExecRequest
-	54,  // 108: boxwood.v1.Boxwood.EndTurn:input_type -> boxwood.v1.EndTurnRequest
-	56,  // 109: boxwood.v1.Boxwood.OpenSession:input_type -> boxwood.v1.OpenSessionRequest
-	58,  // 110: boxwood.v1.Boxwood.CloseSession:input_type -> boxwood.v1.CloseSessionRequest
-	60,  // 111: boxwood.v1.Boxwood.ListSessions:input_type -> boxwood.v1.ListSessionsRequest
-	62,  // 112: boxwood.v1.Boxwood.Interrupt:input_type -> boxwood.v1.InterruptRequest
-	64,  // 113: boxwood.v1.Boxwood.CancelTurn:input_type -> boxwood.v1.CancelTurnRequest
-	66,  // 114: boxwood.v1.Boxwood.ReadFile:input_type -> boxwood.v1.ReadFileRequest
-	68,  // 115: boxwood.v1.Boxwood.WriteFile:input_type -> boxwood.v1.WriteFileRequest
-	70,  // 116: boxwood.v1.Boxwood.Upload:input_type -> boxwood.v1.UploadRequest
-	73,  // 117: boxwood.v1.Boxwood.Download:input_type -> boxwood.v1.DownloadRequest
-	75,  // 118: boxwood.v1.Boxwood.Fork:input_type -> boxwood.v1.ForkRequest
-	78,  // 119: boxwood.v1.Boxwood.Rollback:input_type -> boxwood.v1.RollbackRequest
-	80,  // 120: boxwood.v1.Boxwood.Release:input_type -> boxwood.v1.ReleaseRequest
-	82,  // 121: boxwood.v1.Boxwood.Renew:input_type -> boxwood.v1.RenewRequest
-	84,  // 122: boxwood.v1.Boxwood.ListSandboxes:input_type -> boxwood.v1.ListSandboxesRequest
-	86,  // 123: boxwood.v1.Boxwood.WaitCaptured:input_type -> boxwood.v1.WaitCapturedRequest
-	88,  // 124: boxwood.v1.Boxwood.Evaluate:input_type -> boxwood.v1.EvaluateRequest
-	91,  // 125: boxwood.v1.Boxwood.GetNode:input_type -> boxwood.v1.GetNodeRequest
-	92,  // 126: boxwood.v1.Boxwood.ListNodes:input_type -> boxwood.v1.ListNodesRequest
-	93,  // 127: boxwood.v1.Boxwood.WatchTree:input_type -> boxwood.v1.WatchTreeRequest
-	96,  // 128: boxwood.v1.Boxwood.Annotate:input_type -> boxwood.v1.AnnotateRequest
-	98,  // 129: boxwood.v1.Boxwood.Backup:input_type -> boxwood.v1.BackupRequest
-	100, // 130: boxwood.v1.Boxwood.GetPayload:input_type -> boxwood.v1.GetPayloadRequest
-	102, // 131: boxwood.v1.Boxwood.Prune:input_type -> boxwood.v1.PruneRequest
-	104, // 132: boxwood.v1.Boxwood.Pin:input_type -> boxwood.v1.PinRequest
-	106, // 133: boxwood.v1.Boxwood.Unpin:input_type -> boxwood.v1.UnpinRequest
-	108, // 134: boxwood.v1.Boxwood.ExportTree:input_type -> boxwood.v1.ExportTreeRequest
-	110, // 135: boxwood.v1.Boxwood.ImportTree:input_type -> boxwood.v1.ImportTreeRequest
-	121, // 136: boxwood.v1.Boxwood.ExportStats:input_type -> boxwood.v1.ExportStatsRequest
-	123, // 137: boxwood.v1.Boxwood.ListTables:input_type -> boxwood.v1.ListTablesRequest
-	22,  // 138: boxwood.v1.Boxwood.GetInfo:output_type -> boxwood.v1.GetInfoResponse
-	24,  // 139: boxwood.v1.Boxwood.ImportImage:output_type -> boxwood.v1.ImportImageEvent
-	26,  // 140: boxwood.v1.Boxwood.ListImages:output_type -> boxwood.v1.ListImagesResponse
-	28,  // 141: boxwood.v1.Boxwood.RemoveImage:output_type -> boxwood.v1.RemoveImageResponse
-	33,  // 142: boxwood.v1.Boxwood.CreateTree:output_type -> boxwood.v1.CreateTreeResponse
-	35,  // 143: boxwood.v1.Boxwood.CloseTree:output_type -> boxwood.v1.CloseTreeResponse
-	37,  // 144: boxwood.v1.Boxwood.OpenTree:output_type -> boxwood.v1.OpenTreeResponse
-	43,  // 145: boxwood.v1.Boxwood.ListTrees:output_type -> boxwood.v1.ListTreesResponse
-	39,  // 146: boxwood.v1.Boxwood.OpenRun:output_type -> boxwood.v1.OpenRunResponse
-	41,  // 147: boxwood.v1.Boxwood.CloseRun:output_type -> boxwood.v1.CloseRunResponse
-	47,  // 148: boxwood.v1.Boxwood.RunTurn:output_type -> boxwood.v1.TurnEvent
-	52,  // 149: boxwood.v1.Boxwood.BeginTurn:output_type -> boxwood.v1.BeginTurnResponse
-	47,  // 150: boxwood.v1.Boxwood.Exec:output_type -> boxwood.v1.TurnEvent
-	50,  // 151: boxwood.v1.Boxwood.EndTurn:output_type -> boxwood.v1.TurnResult
-	57,  // 152: boxwood.v1.Boxwood.OpenSession:output_type -> boxwood.v1.OpenSessionResponse
-	59,  // 153: boxwood.v1.Boxwood.CloseSession:output_type -> boxwood.v1.CloseSessionResponse
-	61,  // 154: boxwood.v1.Boxwood.ListSessions:output_type -> boxwood.v1.ListSessionsResponse
-	63,  // 155: boxwood.v1.Boxwood.Interrupt:output_type -> boxwood.v1.InterruptResponse
-	65,  // 156: boxwood.v1.Boxwood.CancelTurn:output_type -> boxwood.v1.CancelTurnResponse
-	67,  // 157: boxwood.v1.Boxwood.ReadFile:output_type -> boxwood.v1.ReadFileResponse
-	69,  // 158: boxwood.v1.Boxwood.WriteFile:output_type -> boxwood.v1.WriteFileResponse
-	72,  // 159: boxwood.v1.Boxwood.Upload:output_type -> boxwood.v1.UploadResponse
-	74,  // 160: boxwood.v1.Boxwood.Download:output_type -> boxwood.v1.DownloadResponse
-	76,  // 161: boxwood.v1.Boxwood.Fork:output_type -> boxwood.v1.ForkResult
-	79,  // 162: boxwood.v1.Boxwood.Rollback:output_type -> boxwood.v1.RollbackResponse
-	81,  // 163: boxwood.v1.Boxwood.Release:output_type -> boxwood.v1.ReleaseResponse
-	83,  // 164: boxwood.v1.Boxwood.Renew:output_type -> boxwood.v1.RenewResponse
-	85,  // 165: boxwood.v1.Boxwood.ListSandboxes:output_type -> boxwood.v1.ListSandboxesResponse
-	87,  // 166: boxwood.v1.Boxwood.WaitCaptured:output_type -> boxwood.v1.WaitCapturedResponse
-	90,  // 167: boxwood.v1.Boxwood.Evaluate:output_type -> boxwood.v1.EvaluateResponse
-	15,  // 168: boxwood.v1.Boxwood.GetNode:output_type -> boxwood.v1.Node
-	15,  // 169: boxwood.v1.Boxwood.ListNodes:output_type -> boxwood.v1.Node
-	94,  // 170: boxwood.v1.Boxwood.WatchTree:output_type -> boxwood.v1.TreeEvent
-	97,  // 171: boxwood.v1.Boxwood.Annotate:output_type -> boxwood.v1.AnnotateResponse
-	99,  // 172: boxwood.v1.Boxwood.Backup:output_type -> boxwood.v1.BackupResponse
-	101, // 173: boxwood.v1.Boxwood.GetPayload:output_type -> boxwood.v1.GetPayloadResponse
-	103, // 174: boxwood.v1.Boxwood.Prune:output_type -> boxwood.v1.PruneResponse
-	105, // 175: boxwood.v1.Boxwood.Pin:output_type -> boxwood.v1.PinResponse
-	107, // 176: boxwood.v1.Boxwood.Unpin:output_type -> boxwood.v1.UnpinResponse
-	109, // 177: boxwood.v1.Boxwood.ExportTree:output_type -> boxwood.v1.ExportTreeChunk
-	112, // 178: boxwood.v1.Boxwood.ImportTree:output_type -> boxwood.v1.ImportTreeResponse
-	122, // 179: boxwood.v1.Boxwood.ExportStats:output_type -> boxwood.v1.ExportStatsChunk
-	126, // 180: boxwood.v1.Boxwood.ListTables:output_type -> boxwood.v1.ListTablesResponse
-	138, // [138:181] is the sub-list for method output_type
-	95,  // [95:138] is the sub-list for method input_type
-	95,  // [95:95] is the sub-list for extension type_name
-	95,  // [95:95] is the sub-list for extension extendee
-	0,   // [0:95] is the sub-list for field type_name
+	77,  // 61: boxwood.v1.ForkResult.replayed:type_name -> boxwood.v1.ReplayedTurn
+	76,  // 62: boxwood.v1.ForkResults.results:type_name -> boxwood.v1.ForkResult
+	17,  // 63: boxwood.v1.RollbackResponse.sandbox:type_name -> boxwood.v1.Sandbox
+	17,  // 64: boxwood.v1.RenewResponse.sandboxes:type_name -> boxwood.v1.Sandbox
+	17,  // 65: boxwood.v1.ListSandboxesResponse.sandboxes:type_name -> boxwood.v1.Sandbox
+	15,  // 66: boxwood.v1.WaitCapturedResponse.nodes:type_name -> boxwood.v1.Node
+	90,  // 67: boxwood.v1.EvaluateRequest.grader:type_name -> boxwood.v1.Grader
+	30,  // 68: boxwood.v1.Grader.files:type_name -> boxwood.v1.FileToWrite
+	44,  // 69: boxwood.v1.Grader.command:type_name -> boxwood.v1.Command
+	16,  // 70: boxwood.v1.Grader.limits:type_name -> boxwood.v1.Limits
+	141, // 71: boxwood.v1.EvaluateResponse.rewards:type_name -> boxwood.v1.EvaluateResponse.RewardsEntry
+	13,  // 72: boxwood.v1.EvaluateResponse.observation:type_name -> boxwood.v1.Observation
+	3,   // 73: boxwood.v1.EvaluateResponse.status:type_name -> boxwood.v1.TurnStatus
+	1,   // 74: boxwood.v1.ListNodesRequest.capture:type_name -> boxwood.v1.CaptureStatus
+	0,   // 75: boxwood.v1.ListNodesRequest.verdict:type_name -> boxwood.v1.Verdict
+	142, // 76: boxwood.v1.ListNodesRequest.labels:type_name -> boxwood.v1.ListNodesRequest.LabelsEntry
+	15,  // 77: boxwood.v1.TreeEvent.node:type_name -> boxwood.v1.Node
+	18,  // 78: boxwood.v1.TreeEvent.tree:type_name -> boxwood.v1.Tree
+	143, // 79: boxwood.v1.NodeAnnotation.rewards:type_name -> boxwood.v1.NodeAnnotation.RewardsEntry
+	144, // 80: boxwood.v1.NodeAnnotation.labels:type_name -> boxwood.v1.NodeAnnotation.LabelsEntry
+	96,  // 81: boxwood.v1.AnnotateRequest.annotations:type_name -> boxwood.v1.NodeAnnotation
+	145, // 82: boxwood.v1.BackupRequest.items:type_name -> boxwood.v1.BackupRequest.Item
+	9,   // 83: boxwood.v1.BackupRequest.rule:type_name -> boxwood.v1.BackupRequest.Rule
+	112, // 84: boxwood.v1.ImportTreeRequest.start:type_name -> boxwood.v1.ImportTreeStart
+	10,  // 85: boxwood.v1.ImportTreeStart.dumps:type_name -> boxwood.v1.ImportTreeStart.Dumps
+	18,  // 86: boxwood.v1.ImportTreeResponse.tree:type_name -> boxwood.v1.Tree
+	18,  // 87: boxwood.v1.ArchiveHeader.tree:type_name -> boxwood.v1.Tree
+	31,  // 88: boxwood.v1.ArchiveHeader.defaults:type_name -> boxwood.v1.Defaults
+	115, // 89: boxwood.v1.ArchiveHeader.processes:type_name -> boxwood.v1.ArchiveProcess
+	2,   // 90: boxwood.v1.ArchiveProcess.kind:type_name -> boxwood.v1.ProcessKind
+	15,  // 91: boxwood.v1.ArchiveNode.node:type_name -> boxwood.v1.Node
+	49,  // 92: boxwood.v1.ArchiveNode.timings:type_name -> boxwood.v1.Timings
+	146, // 93: boxwood.v1.ArchiveEntry.attributes:type_name -> boxwood.v1.ArchiveEntry.Attribute
+	126, // 94: boxwood.v1.Table.columns:type_name -> boxwood.v1.Column
+	125, // 95: boxwood.v1.ListTablesResponse.tables:type_name -> boxwood.v1.Table
+	20,  // 96: boxwood.v1.Boxwood.GetInfo:input_type -> boxwood.v1.GetInfoRequest
+	23,  // 97: boxwood.v1.Boxwood.ImportImage:input_type -> boxwood.v1.ImportImageRequest
+	25,  // 98: boxwood.v1.Boxwood.ListImages:input_type -> boxwood.v1.ListImagesRequest
+	27,  // 99: boxwood.v1.Boxwood.RemoveImage:input_type -> boxwood.v1.RemoveImageRequest
+	32,  // 100: boxwood.v1.Boxwood.CreateTree:input_type -> boxwood.v1.CreateTreeRequest
+	34,  // 101: boxwood.v1.Boxwood.CloseTree:input_type -> boxwood.v1.CloseTreeRequest
+	36,  // 102: boxwood.v1.Boxwood.OpenTree:input_type -> boxwood.v1.OpenTreeRequest
+	42,  // 103: boxwood.v1.Boxwood.ListTrees:input_type -> boxwood.v1.ListTreesRequest
+	38,  // 104: boxwood.v1.Boxwood.OpenRun:input_type -> boxwood.v1.OpenRunRequest
+	40,  // 105: boxwood.v1.Boxwood.CloseRun:input_type -> boxwood.v1.CloseRunRequest
+	45,  // 106: boxwood.v1.Boxwood.RunTurn:input_type -> boxwood.v1.RunTurnRequest
+	51,  // 107: boxwood.v1.Boxwood.BeginTurn:input_type -> boxwood.v1.BeginTurnRequest
+	53,  // 108: boxwood.v1.Boxwood.Exec:input_type -> boxwood.v1.ExecRequest
+	54,  // 109: boxwood.v1.Boxwood.EndTurn:input_type -> boxwood.v1.EndTurnRequest
+	56,  // 110: boxwood.v1.Boxwood.OpenSession:input_type -> boxwood.v1.OpenSessionRequest
+	58,  // 111: boxwood.v1.Boxwood.CloseSession:input_type -> boxwood.v1.CloseSessionRequest
+	60,  // 112: boxwood.v1.Boxwood.ListSessions:input_type -> boxwood.v1.ListSessionsRequest
+	62,  // 113: boxwood.v1.Boxwood.Interrupt:input_type -> boxwood.v1.InterruptRequest
+	64,  // 114: boxwood.v1.Boxwood.CancelTurn:input_type -> boxwood.v1.CancelTurnRequest
+	66,  // 115: boxwood.v1.Boxwood.ReadFile:input_type -> boxwood.v1.ReadFileRequest
+	68,  // 116: boxwood.v1.Boxwood.WriteFile:input_type -> boxwood.v1.WriteFileRequest
+	70,  // 117: boxwood.v1.Boxwood.Upload:input_type -> boxwood.v1.UploadRequest
+	73,  // 118: boxwood.v1.Boxwood.Download:input_type -> boxwood.v1.DownloadRequest
+	75,  // 119: boxwood.v1.Boxwood.Fork:input_type -> boxwood.v1.ForkRequest
+	79,  // 120: boxwood.v1.Boxwood.Rollback:input_type -> boxwood.v1.RollbackRequest
+	81,  // 121: boxwood.v1.Boxwood.Release:input_type -> boxwood.v1.ReleaseRequest
+	83,  // 122: boxwood.v1.Boxwood.Renew:input_type -> boxwood.v1.RenewRequest
+	85,  // 123: boxwood.v1.Boxwood.ListSandboxes:input_type -> boxwood.v1.ListSandboxesRequest
+	87,  // 124: boxwood.v1.Boxwood.WaitCaptured:input_type -> boxwood.v1.WaitCapturedRequest
+	89,  // 125: boxwood.v1.Boxwood.Evaluate:input_type -> boxwood.v1.EvaluateRequest
+	92,  // 126: boxwood.v1.Boxwood.GetNode:input_type -> boxwood.v1.GetNodeRequest
+	93,  // 127: boxwood.v1.Boxwood.ListNodes:input_type -> boxwood.v1.ListNodesRequest
+	94,  // 128: boxwood.v1.Boxwood.WatchTree:input_type -> boxwood.v1.WatchTreeRequest
+	97,  // 129: boxwood.v1.Boxwood.Annotate:input_type -> boxwood.v1.AnnotateRequest
+	99,  // 130: boxwood.v1.Boxwood.Backup:input_type -> boxwood.v1.BackupRequest
+	101, // 131: boxwood.v1.Boxwood.GetPayload:input_type -> boxwood.v1.GetPayloadRequest
+	103, // 132: boxwood.v1.Boxwood.Prune:input_type -> boxwood.v1.PruneRequest
+	105, // 133: boxwood.v1.Boxwood.Pin:input_type -> boxwood.v1.PinRequest
+	107, // 134: boxwood.v1.Boxwood.Unpin:input_type -> boxwood.v1.UnpinRequest
+	109, // 135: boxwood.v1.Boxwood.ExportTree:input_type -> boxwood.v1.ExportTreeRequest
+	111, // 136: boxwood.v1.Boxwood.ImportTree:input_type -> boxwood.v1.ImportTreeRequest
+	122, // 137: boxwood.v1.Boxwood.ExportStats:input_type -> boxwood.v1.ExportStatsRequest
+	124, // 138: boxwood.v1.Boxwood.ListTables:input_type -> boxwood.v1.ListTablesRequest
+	22,  // 139: boxwood.v1.Boxwood.GetInfo:output_type -> boxwood.v1.GetInfoResponse
+	24,  // 140: boxwood.v1.Boxwood.ImportImage:output_type -> boxwood.v1.ImportImageEvent
+	26,  // 141: boxwood.v1.Boxwood.ListImages:output_type -> boxwood.v1.ListImagesResponse
+	28,  // 142: boxwood.v1.Boxwood.RemoveImage:output_type -> boxwood.v1.RemoveImageResponse
+	33,  // 143: boxwood.v1.Boxwood.CreateTree:output_type -> boxwood.v1.CreateTreeResponse
+	35,  // 144: boxwood.v1.Boxwood.CloseTree:output_type -> boxwood.v1.CloseTreeResponse
+	37,  // 145: boxwood.v1.Boxwood.OpenTree:output_type -> boxwood.v1.OpenTreeResponse
+	43,  // 146: boxwood.v1.Boxwood.ListTrees:output_type -> boxwood.v1.ListTreesResponse
+	39,  // 147: boxwood.v1.Boxwood.OpenRun:output_type -> boxwood.v1.OpenRunResponse
+	41,  // 148: boxwood.v1.Boxwood.CloseRun:output_type -> boxwood.v1.CloseRunResponse
+	47,  // 149: boxwood.v1.Boxwood.RunTurn:output_type -> boxwood.v1.TurnEvent
+	52,  // 150: boxwood.v1.Boxwood.BeginTurn:output_type -> boxwood.v1.BeginTurnResponse
+	47,  // 151: boxwood.v1.Boxwood.Exec:output_type -> boxwood.v1.TurnEvent
+	50,  // 152: boxwood.v1.Boxwood.EndTurn:output_type -> boxwood.v1.TurnResult
+	57,  // 153: boxwood.v1.Boxwood.OpenSession:output_type -> boxwood.v1.OpenSessionResponse
+	59,  // 154: boxwood.v1.Boxwood.CloseSession:output_type -> boxwood.v1.CloseSessionResponse
+	61,  // 155: boxwood.v1.Boxwood.ListSessions:output_type -> boxwood.v1.ListSessionsResponse
+	63,  // 156: boxwood.v1.Boxwood.Interrupt:output_type -> boxwood.v1.InterruptResponse
+	65,  // 157: boxwood.v1.Boxwood.CancelTurn:output_type -> boxwood.v1.CancelTurnResponse
+	67,  // 158: boxwood.v1.Boxwood.ReadFile:output_type -> boxwood.v1.ReadFileResponse
+	69,  // 159: boxwood.v1.Boxwood.WriteFile:output_type -> boxwood.v1.WriteFileResponse
+	72,  // 160: boxwood.v1.Boxwood.Upload:output_type -> boxwood.v1.UploadResponse
+	74,  // 161: boxwood.v1.Boxwood.Download:output_type -> boxwood.v1.DownloadResponse
+	76,  // 162: boxwood.v1.Boxwood.Fork:output_type -> boxwood.v1.ForkResult
+	80,  // 163: boxwood.v1.Boxwood.Rollback:output_type -> boxwood.v1.RollbackResponse
+	82,  // 164: boxwood.v1.Boxwood.Release:output_type -> boxwood.v1.ReleaseResponse
+	84,  // 165: boxwood.v1.Boxwood.Renew:output_type -> boxwood.v1.RenewResponse
+	86,  // 166: boxwood.v1.Boxwood.ListSandboxes:output_type -> boxwood.v1.ListSandboxesResponse
+	88,  // 167: boxwood.v1.Boxwood.WaitCaptured:output_type -> boxwood.v1.WaitCapturedResponse
+	91,  // 168: boxwood.v1.Boxwood.Evaluate:output_type -> boxwood.v1.EvaluateResponse
+	15,  // 169: boxwood.v1.Boxwood.GetNode:output_type -> boxwood.v1.Node
+	15,  // 170: boxwood.v1.Boxwood.ListNodes:output_type -> boxwood.v1.Node
+	95,  // 171: boxwood.v1.Boxwood.WatchTree:output_type -> boxwood.v1.TreeEvent
+	98,  // 172: boxwood.v1.Boxwood.Annotate:output_type -> boxwood.v1.AnnotateResponse
+	100, // 173: boxwood.v1.Boxwood.Backup:output_type -> boxwood.v1.BackupResponse
+	102, // 174: boxwood.v1.Boxwood.GetPayload:output_type -> boxwood.v1.GetPayloadResponse
+	104, // 175: boxwood.v1.Boxwood.Prune:output_type -> boxwood.v1.PruneResponse
+	106, // 176: boxwood.v1.Boxwood.Pin:output_type -> boxwood.v1.PinResponse
+	108, // 177: boxwood.v1.Boxwood.Unpin:output_type -> boxwood.v1.UnpinResponse
+	110, // 178: boxwood.v1.Boxwood.ExportTree:output_type -> boxwood.v1.ExportTreeChunk
+	113, // 179: boxwood.v1.Boxwood.ImportTree:output_type -> boxwood.v1.ImportTreeResponse
+	123, // 180: boxwood.v1.Boxwood.ExportStats:output_type -> boxwood.v1.ExportStatsChunk
+	127, // 181: boxwood.v1.Boxwood.ListTables:output_type -> boxwood.v1.ListTablesResponse
+	139, // [139:182] is the sub-list for method output_type
+	96,  // [96:139] is the sub-list for method input_type
+	96,  // [96:96] is the sub-list for extension type_name
+	96,  // [96:96] is the sub-list for extension extendee
+	0,   // [0:96] is the sub-list for field type_name
 }
 
 func init() { file_boxwood_v1_boxwood_proto_init() }
@@ -10054,21 +10208,21 @@ func file_boxwood_v1_boxwood_proto_init() {
 		(*ForkResult_Sandbox)(nil),
 		(*ForkResult_Error)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[78].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[79].OneofWrappers = []any{
 		(*Grader_Image)(nil),
 		(*Grader_NodeId)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[83].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[84].OneofWrappers = []any{
 		(*TreeEvent_Node)(nil),
 		(*TreeEvent_RemovedNodeId)(nil),
 		(*TreeEvent_Tree)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[84].OneofWrappers = []any{}
-	file_boxwood_v1_boxwood_proto_msgTypes[99].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[85].OneofWrappers = []any{}
+	file_boxwood_v1_boxwood_proto_msgTypes[100].OneofWrappers = []any{
 		(*ImportTreeRequest_Start)(nil),
 		(*ImportTreeRequest_Chunk)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[127].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[128].OneofWrappers = []any{
 		(*ForkRequest_Want_NodeId)(nil),
 		(*ForkRequest_Want_SandboxId)(nil),
 	}
@@ -10078,7 +10232,7 @@ func file_boxwood_v1_boxwood_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_boxwood_v1_boxwood_proto_rawDesc), len(file_boxwood_v1_boxwood_proto_rawDesc)),
 			NumEnums:      11,
-			NumMessages:   135,
+			NumMessages:   136,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

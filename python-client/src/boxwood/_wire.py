@@ -20,6 +20,7 @@ from .records import (
     Observation,
     Output,
     ProcessKind,
+    ReplayedTurn,
     Table,
     Timings,
     TurnStatus,
@@ -68,6 +69,11 @@ def timings(m: pb.Timings) -> Timings:
         total=m.total_ns / 1e9,
         capture=m.capture_ns / 1e9,
     )
+
+
+def replayed(items: Sequence[pb.ReplayedTurn]) -> tuple[ReplayedTurn, ...]:
+    """Reads ReplayedTurn messages."""
+    return tuple(ReplayedTurn(m.node_id, m.replay_id, m.same_output, m.same_exit) for m in items)
 
 
 def command_result(m: pb.CommandResult) -> CommandResult:

@@ -324,6 +324,8 @@ class Client:
         lease: float | None = None,
         limits: Limits | None = None,
         seed: int = 0,
+        same_seed: bool = False,
+        replay: bool = False,
         idempotency_key: str | None = None,
     ) -> Generator[tuple[int, int, Sandbox | ForkError], None]:
         """Each child once, as it becomes ready: which want, which child of it, and the child."""
@@ -343,6 +345,8 @@ class Client:
             min_ready=min_ready,
             replace_failed=replace_failed,
             seed=seed,
+            same_seed=same_seed,
+            replay=replay,
         )
         # The key makes a repetition give the same children: those that came already are passed over.
         seen: set[tuple[int, int]] = set()
@@ -354,7 +358,9 @@ class Client:
                     continue
                 seen.add(place)
                 if result.HasField("sandbox"):
-                    yield (*place, Sandbox(self, result.sandbox, owned=True))
+                    child = Sandbox(self, result.sandbox, owned=True)
+                    child.replayed = _wire.replayed(result.replayed)
+                    yield (*place, child)
                 else:
                     yield (*place, errors.fork_error(result, sources[place[0]].id))
 

@@ -145,7 +145,18 @@ class FailedPrecondition(BoxwoodError):
 
 
 class NodeWithheld(FailedPrecondition):
-    """The node can't be restored exactly, so it isn't restored at all."""
+    """The node can't be restored exactly, so it isn't restored at all.
+
+    A fork with `replay` makes it again; one whose turns can't be run again is refused
+    with the reason ``"not_repeatable"``.
+
+    Attributes:
+        nearest_node_id: The nearest node above it that can be forked; empty: none.
+        nearest_turns: How many turns would have to be run again from there.
+    """
+
+    nearest_node_id: str = ""
+    nearest_turns: int = 0
 
 
 class Busy(BoxwoodError):
@@ -250,7 +261,7 @@ _BY_CODE: dict[str, type[BoxwoodError]] = {
     "INTERNAL": InternalError,
     "UNKNOWN": InternalError,
 }
-_BY_REASON: dict[str, type[BoxwoodError]] = {"node_withheld": NodeWithheld}
+_BY_REASON: dict[str, type[BoxwoodError]] = {"node_withheld": NodeWithheld, "not_repeatable": NodeWithheld}
 _INFRASTRUCTURE = {
     "RESOURCE_EXHAUSTED",
     "UNAVAILABLE",
@@ -379,7 +390,7 @@ def from_detail(code: str, message: str, detail: pb.Error | None, request_id: st
     reason_class = _BY_REASON.get(detail.reason, base)
     if issubclass(reason_class, base):
         base = reason_class
-    return _make(
+    error = _make(
         base,
         message,
         code=code,
@@ -390,6 +401,9 @@ def from_detail(code: str, message: str, detail: pb.Error | None, request_id: st
         retry_after=detail.retry_after_ns / 1e9,
         request_id=detail.request_id or request_id,
     )
+    if isinstance(error, NodeWithheld):
+        error.nearest_node_id, error.nearest_turns = detail.nearest_node_id, detail.nearest_turns
+    return error
 
 
 def fork_error(result: pb.ForkResult, node_id: str) -> ForkError:

@@ -194,6 +194,23 @@ class Timings:
     capture: float = 0.0
 
 
+@dataclasses.dataclass(frozen=True)
+class ReplayedTurn:
+    """A turn that was run again for a child of a withheld node.
+
+    Attributes:
+        node_id: Whose turn it was.
+        replay_id: The node that it made now; empty for a scratch child.
+        same_output: Whether both streams were the same, byte for byte.
+        same_exit: Whether each command ended with the same status, and each transfer as before.
+    """
+
+    node_id: str
+    replay_id: str
+    same_output: bool
+    same_exit: bool
+
+
 class Observed:
     """The short ways to an observation: what a `Turn` and a `CommandResult` share."""
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .client import Client
     from .fork import Children
     from .node import Node
+    from .records import ReplayedTurn
 
 
 def _known_to_daemon(error: BaseException) -> bool:
@@ -83,6 +84,7 @@ class Sandbox:
         labels: Its labels.
         hostname: Its host name.
         released: Whether it was released through this handle.
+        replayed: The turns that were run again to make it, by a fork with `replay`.
     """
 
     id: str
@@ -93,6 +95,7 @@ class Sandbox:
     lease_until: int
     labels: Mapping[str, str]
     hostname: str
+    replayed: tuple[ReplayedTurn, ...] = ()
 
     def __init__(self, client: Client, message: pb.Sandbox, *, owned: bool) -> None:
         self._client = client

@@ -23,7 +23,7 @@ import boxwood
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 PROGRAMS = (
-    "bash sh cat ls rm mkdir touch echo sleep head tr printf id stat env pwd chmod ln seq kill true false"
+    "bash sh cat ls rm mv mkdir touch echo sleep head tr printf id stat env pwd chmod ln seq kill true false"
 )
 
 

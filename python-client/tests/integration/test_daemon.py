@@ -270,6 +270,23 @@ def test_fork_of_a_past_node(sandbox: boxwood.Sandbox) -> None:
         children.ready[0].run("true")
 
 
+def test_a_withheld_node_is_replayed(client: boxwood.Client, sandbox: boxwood.Sandbox) -> None:
+    before = sandbox.run("echo before > /tmp/a").node
+    # Nothing can be mounted at /run/box any more, so that it can't be restored.
+    sandbox.run("mv /run /gone; echo moved")
+    [withheld] = client.wait_captured([sandbox.head_id])
+    with pytest.raises(boxwood.NodeWithheld) as caught:
+        withheld.fork()
+    assert (caught.value.nearest_node_id, caught.value.nearest_turns) == (before.id, 1)
+    with withheld.fork(replay=True, deadline=60) as children:
+        [child] = children.ready
+        [turn] = child.replayed
+        assert (turn.node_id, turn.same_output, turn.same_exit) == (withheld.id, True, True)
+        assert child.head_id == turn.replay_id != withheld.id
+        assert child.head.replay_of == withheld.id
+        assert child.run("ls -d /gone; cat /tmp/a", check=True).stdout == b"/gone\nbefore\n"
+
+
 def test_scratch_forks_write_no_nodes(sandbox: boxwood.Sandbox, tree: boxwood.Tree) -> None:
     sandbox.run("echo x > /tmp/a")
     before = len(list(tree.nodes()))

@@ -200,6 +200,8 @@ class Error(google.protobuf.message.Message):
     HINT_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
     RETRY_AFTER_NS_FIELD_NUMBER: builtins.int
+    NEAREST_NODE_ID_FIELD_NUMBER: builtins.int
+    NEAREST_TURNS_FIELD_NUMBER: builtins.int
     reason: builtins.str
     """A short stable code in lower case: "sandbox_busy", "pool_full", "node_withheld" ..."""
     origin: global___Error.Origin.ValueType
@@ -208,6 +210,11 @@ class Error(google.protobuf.message.Message):
     """What the caller can do."""
     request_id: builtins.str
     retry_after_ns: builtins.int
+    nearest_node_id: builtins.str
+    """A withheld node: the nearest one that can be forked, and how many turns would have
+    to be run again from there. Empty: there is none.
+    """
+    nearest_turns: builtins.int
     def __init__(
         self,
         *,
@@ -217,8 +224,10 @@ class Error(google.protobuf.message.Message):
         hint: builtins.str = ...,
         request_id: builtins.str = ...,
         retry_after_ns: builtins.int = ...,
+        nearest_node_id: builtins.str = ...,
+        nearest_turns: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["hint", b"hint", "origin", b"origin", "reason", b"reason", "request_id", b"request_id", "retry_after_ns", b"retry_after_ns", "retryable", b"retryable"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["hint", b"hint", "nearest_node_id", b"nearest_node_id", "nearest_turns", b"nearest_turns", "origin", b"origin", "reason", b"reason", "request_id", b"request_id", "retry_after_ns", b"retry_after_ns", "retryable", b"retryable"]) -> None: ...
 
 global___Error = Error
 
@@ -418,6 +427,7 @@ class Node(google.protobuf.message.Message):
     PINNED_FIELD_NUMBER: builtins.int
     MODIFY_INDEX_FIELD_NUMBER: builtins.int
     SANDBOX_ID_FIELD_NUMBER: builtins.int
+    REPLAY_OF_FIELD_NUMBER: builtins.int
     id: builtins.str
     tree_id: builtins.str
     parent_id: builtins.str
@@ -455,6 +465,8 @@ class Node(google.protobuf.message.Message):
     modify_index: builtins.int
     sandbox_id: builtins.str
     """The sandbox that ran the turn."""
+    replay_of: builtins.str
+    """The node whose turn was run again here, by a fork with `replay`; empty: none."""
     @property
     def action(self) -> global___Action: ...
     @property
@@ -506,9 +518,10 @@ class Node(google.protobuf.message.Message):
         pinned: builtins.bool = ...,
         modify_index: builtins.int = ...,
         sandbox_id: builtins.str = ...,
+        replay_of: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["action", b"action", "observation", b"observation"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["action", b"action", "capture", b"capture", "checkpoint_id", b"checkpoint_id", "checkpoint_node_id", b"checkpoint_node_id", "depth", b"depth", "effect_count", b"effect_count", "effects", b"effects", "ended_at", b"ended_at", "external", b"external", "frozen_at", b"frozen_at", "id", b"id", "labels", b"labels", "modify_index", b"modify_index", "observation", b"observation", "ordinal", b"ordinal", "parent_id", b"parent_id", "payload_bytes", b"payload_bytes", "payload_digest", b"payload_digest", "pinned", b"pinned", "policy_version", b"policy_version", "process_kind", b"process_kind", "reasons", b"reasons", "rewards", b"rewards", "sandbox_id", b"sandbox_id", "started_at", b"started_at", "survivors_ran", b"survivors_ran", "tree_id", b"tree_id", "turn_status", b"turn_status", "value", b"value", "verdict", b"verdict", "visits", b"visits", "withheld_reason", b"withheld_reason"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["action", b"action", "capture", b"capture", "checkpoint_id", b"checkpoint_id", "checkpoint_node_id", b"checkpoint_node_id", "depth", b"depth", "effect_count", b"effect_count", "effects", b"effects", "ended_at", b"ended_at", "external", b"external", "frozen_at", b"frozen_at", "id", b"id", "labels", b"labels", "modify_index", b"modify_index", "observation", b"observation", "ordinal", b"ordinal", "parent_id", b"parent_id", "payload_bytes", b"payload_bytes", "payload_digest", b"payload_digest", "pinned", b"pinned", "policy_version", b"policy_version", "process_kind", b"process_kind", "reasons", b"reasons", "replay_of", b"replay_of", "rewards", b"rewards", "sandbox_id", b"sandbox_id", "started_at", b"started_at", "survivors_ran", b"survivors_ran", "tree_id", b"tree_id", "turn_status", b"turn_status", "value", b"value", "verdict", b"verdict", "visits", b"visits", "withheld_reason", b"withheld_reason"]) -> None: ...
 
 global___Node = Node
 
@@ -2218,6 +2231,8 @@ class ForkRequest(google.protobuf.message.Message):
     MIN_READY_FIELD_NUMBER: builtins.int
     REPLACE_FAILED_FIELD_NUMBER: builtins.int
     SEED_FIELD_NUMBER: builtins.int
+    SAME_SEED_FIELD_NUMBER: builtins.int
+    REPLAY_FIELD_NUMBER: builtins.int
     scratch: builtins.bool
     """Scratch children write no nodes."""
     lease_ns: builtins.int
@@ -2228,6 +2243,14 @@ class ForkRequest(google.protobuf.message.Message):
     """A child that fails for a retryable reason is tried again, once."""
     seed: builtins.int
     """Passed on as BOXWOOD_SEED = f(seed, node, child); 0: none."""
+    same_seed: builtins.bool
+    """BOXWOOD_SEED = f(seed, node): the same for all children of a node."""
+    replay: builtins.bool
+    """A withheld node isn't refused: each child is made from the nearest node that can be
+    restored, and the turns that lead from there run again in it. They make nodes of
+    their own, which say so in `replay_of`; the child stands at the last. Refused before
+    anything runs if one of them can't be run again (`not_repeatable`).
+    """
     @property
     def wants(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ForkRequest.Want]: ...
     @property
@@ -2246,9 +2269,11 @@ class ForkRequest(google.protobuf.message.Message):
         min_ready: builtins.int = ...,
         replace_failed: builtins.bool = ...,
         seed: builtins.int = ...,
+        same_seed: builtins.bool = ...,
+        replay: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["limits", b"limits"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["idempotency_key", b"idempotency_key", "labels", b"labels", "lease_ns", b"lease_ns", "limits", b"limits", "min_ready", b"min_ready", "replace_failed", b"replace_failed", "scratch", b"scratch", "seed", b"seed", "wants", b"wants"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["idempotency_key", b"idempotency_key", "labels", b"labels", "lease_ns", b"lease_ns", "limits", b"limits", "min_ready", b"min_ready", "replace_failed", b"replace_failed", "replay", b"replay", "same_seed", b"same_seed", "scratch", b"scratch", "seed", b"seed", "wants", b"wants"]) -> None: ...
 
 global___ForkRequest = ForkRequest
 
@@ -2263,6 +2288,7 @@ class ForkResult(google.protobuf.message.Message):
     CODE_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
     READY_NS_FIELD_NUMBER: builtins.int
+    REPLAYED_FIELD_NUMBER: builtins.int
     want: builtins.int
     """Which want, and which child of it."""
     child: builtins.int
@@ -2275,6 +2301,10 @@ class ForkResult(google.protobuf.message.Message):
     def sandbox(self) -> global___Sandbox: ...
     @property
     def error(self) -> global___Error: ...
+    @property
+    def replayed(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ReplayedTurn]:
+        """The turns that were run again in it, in order."""
+
     def __init__(
         self,
         *,
@@ -2285,12 +2315,41 @@ class ForkResult(google.protobuf.message.Message):
         code: builtins.int = ...,
         message: builtins.str = ...,
         ready_ns: builtins.int = ...,
+        replayed: collections.abc.Iterable[global___ReplayedTurn] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["error", b"error", "outcome", b"outcome", "sandbox", b"sandbox"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["child", b"child", "code", b"code", "error", b"error", "message", b"message", "outcome", b"outcome", "ready_ns", b"ready_ns", "sandbox", b"sandbox", "want", b"want"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["child", b"child", "code", b"code", "error", b"error", "message", b"message", "outcome", b"outcome", "ready_ns", b"ready_ns", "replayed", b"replayed", "sandbox", b"sandbox", "want", b"want"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["outcome", b"outcome"]) -> typing.Literal["sandbox", "error"] | None: ...
 
 global___ForkResult = ForkResult
+
+@typing.final
+class ReplayedTurn(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: builtins.int
+    REPLAY_ID_FIELD_NUMBER: builtins.int
+    SAME_OUTPUT_FIELD_NUMBER: builtins.int
+    SAME_EXIT_FIELD_NUMBER: builtins.int
+    node_id: builtins.str
+    """Whose turn it was."""
+    replay_id: builtins.str
+    """The node that it made now; empty for a scratch child."""
+    same_output: builtins.bool
+    """Whether both streams were the same, byte for byte."""
+    same_exit: builtins.bool
+    """Whether each command ended with the same status, and each transfer as before."""
+    def __init__(
+        self,
+        *,
+        node_id: builtins.str = ...,
+        replay_id: builtins.str = ...,
+        same_output: builtins.bool = ...,
+        same_exit: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node_id", b"node_id", "replay_id", b"replay_id", "same_exit", b"same_exit", "same_output", b"same_output"]) -> None: ...
+
+global___ReplayedTurn = ReplayedTurn
 
 @typing.final
 class ForkResults(google.protobuf.message.Message):
@@ -3310,6 +3369,9 @@ class ArchiveNode(google.protobuf.message.Message):
 
     NODE_FIELD_NUMBER: builtins.int
     TIMINGS_FIELD_NUMBER: builtins.int
+    RECIPE_FIELD_NUMBER: builtins.int
+    recipe: builtins.bytes
+    """What it takes to run its turn again, as its record has it."""
     @property
     def node(self) -> global___Node: ...
     @property
@@ -3319,9 +3381,10 @@ class ArchiveNode(google.protobuf.message.Message):
         *,
         node: global___Node | None = ...,
         timings: global___Timings | None = ...,
+        recipe: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["node", b"node", "timings", b"timings"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["node", b"node", "timings", b"timings"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node", b"node", "recipe", b"recipe", "timings", b"timings"]) -> None: ...
 
 global___ArchiveNode = ArchiveNode
 

@@ -67,6 +67,7 @@ class Node:
         pinned: Whether it is kept from pruning.
         modify_index: Grows with every change.
         sandbox_id: The sandbox that ran the turn.
+        replay_of: The node whose turn was run again here, by a fork with `replay`; empty: none.
     """
 
     id: str
@@ -101,6 +102,7 @@ class Node:
     pinned: bool
     modify_index: int
     sandbox_id: str
+    replay_of: str
     _client: Client
 
     if not TYPE_CHECKING:  # or a misspelt name would pass for a field
@@ -198,6 +200,8 @@ class Node:
         lease: float | None = None,
         limits: Limits | None = None,
         seed: int = 0,
+        same_seed: bool = False,
+        replay: bool = False,
         idempotency_key: str | None = None,
     ) -> Forking:
         """Makes n live sandboxes that stand at this node, all from one checkpoint.
@@ -216,10 +220,17 @@ class Node:
             lease: Seconds that a child lives without a call; the tree's default if None.
             limits: The children's limits.
             seed: Each child's environment gets a BOXWOOD_SEED made from it; 0: none.
+            same_seed: All children of a node get the same BOXWOOD_SEED.
+            replay: A withheld node isn't refused. Each child is made from the nearest node
+                above it that can be restored, and the turns from there run again in it, as
+                they were asked for. They make nodes of their own (`Node.replay_of`), at the last
+                of which the child stands; `Sandbox.replayed` says of each whether the
+                same came of it. Choose a `deadline` that they fit into.
             idempotency_key: Repeating a call with the same key gives the same children.
 
         Raises:
-            NodeWithheld: The node can't be restored exactly.
+            NodeWithheld: The node can't be restored exactly, or (with `replay`) a turn on the
+                way to it can't be run again; nothing has run then.
             ResourceExhausted: Fewer than `min_ready` children found room.
         """
         return self._client._fork_one(
@@ -233,6 +244,8 @@ class Node:
             lease=lease,
             limits=limits,
             seed=seed,
+            same_seed=same_seed,
+            replay=replay,
             idempotency_key=idempotency_key,
         )
 
@@ -248,6 +261,8 @@ class Node:
         lease: float | None = None,
         limits: Limits | None = None,
         seed: int = 0,
+        same_seed: bool = False,
+        replay: bool = False,
         idempotency_key: str | None = None,
     ) -> AsyncIterator[Sandbox | ForkError]:
         """As `fork`, but gives each child as soon as it is ready.
@@ -265,6 +280,8 @@ class Node:
             lease=lease,
             limits=limits,
             seed=seed,
+            same_seed=same_seed,
+            replay=replay,
             idempotency_key=idempotency_key,
         )
 
@@ -399,4 +416,5 @@ def _read(m: pb.Node) -> dict[str, Any]:
         "pinned": m.pinned,
         "modify_index": m.modify_index,
         "sandbox_id": m.sandbox_id,
+        "replay_of": m.replay_of,
     }

@@ -34,6 +34,7 @@ from .session import Session
 from .turn import OpenTurn, Relay, Turn, last_event
 
 if TYPE_CHECKING:
+    from ..records import ReplayedTurn
     from ._forking import Forking
     from .client import Client
     from .node import Node
@@ -82,6 +83,7 @@ class Sandbox:
         labels: Its labels.
         hostname: Its host name.
         released: Whether it was released through this handle.
+        replayed: The turns that were run again to make it, by a fork with `replay`.
     """
 
     id: str
@@ -92,6 +94,7 @@ class Sandbox:
     lease_until: int
     labels: Mapping[str, str]
     hostname: str
+    replayed: tuple[ReplayedTurn, ...] = ()
 
     def __init__(self, client: Client, message: pb.Sandbox, *, owned: bool) -> None:
         self._client = client
