@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev build test test-go test-python test-python-matrix test-python-long test-adapters demo bench lint generate verify-generated \
-	check-imports check-docs check-acceptance sabotage clean corpus load vm-test crash rehearse soak
+	check-imports check-docs check-acceptance sabotage clean corpus load vm-test crash payloads rehearse soak
 
 ENV := . scripts/env.sh;
 
@@ -55,6 +55,9 @@ vm-test: ## the inspector's root tests on Debian 12's own kernel, in an emulated
 
 crash: ## break every step by error, panic and kill -9, then kill a daemon under load, FOR=10m (nightly; SEED=... repeats a run)
 	@$(ENV) BOXWOOD_REQUIRE=all go test -count=1 ./engine/service -run '^(TestCrashMatrix|TestKilledUnderLoad)$$' -v -timeout 12h -args -crash.full -crash.for $(or $(FOR),10m) -crash.seed $(or $(SEED),0)
+
+payloads: ## every program that verifies itself, captured, forked, rolled back, with daemon and CRIU killed; then random paths with processes (nightly; SEED=... repeats the paths)
+	@$(ENV) BOXWOOD_REQUIRE=all go test -count=1 ./engine/service -run '^(TestPayloads|TestShellPayloads|TestKilledCRIU|TestDaemonKilledInTheWindow|TestPathsAreWhatTheyAreAlone)$$' -v -timeout 12h -args -payloads.full -meta.n $(or $(N),2000) -meta.seed $(or $(SEED),0)
 
 rehearse: ## the store's and the service's tests with each change's function run twice (nightly)
 	@$(ENV) BOXWOOD_REQUIRE=all go test -count=1 -tags rehearse ./tree ./engine/service -timeout 1h

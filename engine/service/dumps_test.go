@@ -7,7 +7,6 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -220,42 +219,56 @@ func (d *daemon) criuOf() int {
 func TestKilledCRIU(t *testing.T) {
 	testenv.Require(t, testenv.CRIU)
 	d := running(t)
-	p := python("memory")
-	unharmed, lost := 0, 0
-	for i := range 8 {
-		sb := d.newPayload(t, p)
-		d.saved(t, d.run(t, sb.GetId(), p.start).GetNode().GetId())
-		node := d.stepTo(t, sb, p, 1)
-		until := time.Now().Add(20 * time.Second)
-		for criu := 0; ; {
-			if criu = d.criuOf(); criu > 0 {
-				<-time.After(time.Duration(i) * 12 * time.Millisecond) // where it is hit is the case, not a wait
-				_ = syscall.Kill(criu, syscall.SIGKILL)
-				break
+	for _, p := range killed() {
+		t.Run(p.name, func(t *testing.T) {
+			p.wanted(t)
+			unharmed, lost := 0, 0
+			for i := range 8 {
+				if d.killedCRIU(t, p, time.Duration(i)*12*time.Millisecond) {
+					lost++
+				} else {
+					unharmed++
+				}
 			}
-			if n := d.captured1(t, node); n.GetCapture() != boxwoodv1.CaptureStatus_CAPTURE_STATUS_RECORDED || time.Now().After(until) {
-				break
-			}
+			t.Logf("%d unharmed, %d lost", unharmed, lost)
+		})
+	}
+}
+
+// killedCRIU kills the CRIU that saves a payload, so long after it is there, and says
+// whether the payload was lost.
+func (d *daemon) killedCRIU(t *testing.T, p payload, after time.Duration) (lost bool) {
+	sb := d.newPayload(t, p)
+	d.saved(t, d.run(t, sb.GetId(), p.start).GetNode().GetId())
+	node := d.stepTo(t, sb, p, 1)
+	until := time.Now().Add(20 * time.Second)
+	for criu := 0; ; {
+		if criu = d.criuOf(); criu > 0 {
+			<-time.After(after) // where it is hit is the case, not a wait
+			_ = syscall.Kill(criu, syscall.SIGKILL)
+			break
 		}
-		n := d.captured(t, node)[0]
-		r, err := d.tryRun(t, &boxwoodv1.RunTurnRequest{SandboxId: sb.GetId(), Command: &boxwoodv1.Command{Shell: []byte(p.step)}})
-		switch {
-		case err == nil && strings.TrimSpace(string(r.GetNode().GetObservation().GetStdout())) == "2":
-			unharmed++
-		case err != nil && (reason(err) == "sandbox_gone" || reason(err) == "box_gone"):
-			lost++
-		case err == nil && r.GetNode().GetTurnStatus() == boxwoodv1.TurnStatus_TURN_STATUS_LOST:
-			lost++
-		default:
-			t.Fatalf("kill %d: neither unharmed nor lost: %v, %v %q", i, err, r.GetNode().GetObservation(), n.GetWithheldReason())
-		}
-		if n.GetCapture() != boxwoodv1.CaptureStatus_CAPTURE_STATUS_WITHHELD {
-			c := d.fork(t, node, 1)[0] // the kill came late
-			d.stepTo(t, c, p, 2)
-			free(t, d, c)
+		if n := d.captured1(t, node); n.GetCapture() != boxwoodv1.CaptureStatus_CAPTURE_STATUS_RECORDED || time.Now().After(until) {
+			break
 		}
 	}
-	t.Logf("%d unharmed, %d lost", unharmed, lost)
+	n := d.captured(t, node)[0]
+	r, err := d.tryRun(t, &boxwoodv1.RunTurnRequest{SandboxId: sb.GetId(), Command: &boxwoodv1.Command{Shell: []byte(p.step)}})
+	switch {
+	case err == nil && strings.TrimSpace(string(r.GetNode().GetObservation().GetStdout())) == "2":
+	case err != nil && (reason(err) == "sandbox_gone" || reason(err) == "box_gone"):
+		lost = true
+	case err == nil && r.GetNode().GetTurnStatus() == boxwoodv1.TurnStatus_TURN_STATUS_LOST:
+		lost = true
+	default:
+		t.Fatalf("killed after %s: neither unharmed nor lost: %v, %v %q", after, err, r.GetNode().GetObservation(), n.GetWithheldReason())
+	}
+	if n.GetCapture() != boxwoodv1.CaptureStatus_CAPTURE_STATUS_WITHHELD {
+		c := d.fork(t, node, 1)[0] // the kill came late
+		d.stepTo(t, c, p, 2)
+		free(t, d, c)
+	}
+	return lost
 }
 
 func (d *daemon) captured1(t testing.TB, node string) *boxwoodv1.Node {
@@ -271,31 +284,36 @@ func (d *daemon) captured1(t testing.TB, node string) *boxwoodv1.Node {
 // finds it, and what was captured before can be forked, though it lay in memory.
 func TestDaemonKilledInTheWindow(t *testing.T) {
 	testenv.Require(t, testenv.CRIU)
-	p := python("memory")
-	dir := stateDir(t)
+	dir, all := stateDir(t), t // which the daemons outlive each payload in
 	d := startDaemon(t, dir)
-	payloadImage = sync.Once{} // another daemon's
-	defer func() { payloadImage = sync.Once{} }()
-	sb := d.newPayload(t, p)
-	d.saved(t, d.run(t, sb.GetId(), p.start).GetNode().GetId())
-	one := d.saved(t, d.stepTo(t, sb, p, 1))
-	two := d.stepTo(t, sb, p, 2)
-	for until := time.Now().Add(20 * time.Second); d.criuOf() == 0 && time.Now().Before(until); {
-		runtime.Gosched()
-	}
-	d.kill()
-	d = startDaemon(t, dir)
-	list := d.sandboxes(t, "")
-	if len(list) != 1 || list[0].GetId() != sb.GetId() {
-		t.Fatalf("adopted: %v", list)
-	}
-	d.stepTo(t, sb, p, 3)
-	c := d.fork(t, one, 1)[0]
-	d.stepTo(t, c, p, 2)
-	if n := d.captured(t, two)[0]; n.GetCapture() == boxwoodv1.CaptureStatus_CAPTURE_STATUS_WITHHELD {
-		t.Logf("the node of the cut-off capture: %s", n.GetWithheldReason())
-	} else {
-		d.stepTo(t, d.fork(t, two, 1)[0], p, 3)
+	for _, p := range killed() {
+		t.Run(p.name, func(t *testing.T) {
+			p.wanted(t)
+			sb := d.newPayload(t, p)
+			d.saved(t, d.run(t, sb.GetId(), p.start).GetNode().GetId())
+			one := d.saved(t, d.stepTo(t, sb, p, 1))
+			two := d.stepTo(t, sb, p, 2)
+			for until := time.Now().Add(20 * time.Second); d.criuOf() == 0 && time.Now().Before(until); {
+				runtime.Gosched()
+			}
+			d.kill()
+			d = startDaemon(all, dir)
+			list := d.sandboxes(t, "")
+			if len(list) != 1 || list[0].GetId() != sb.GetId() {
+				t.Fatalf("adopted: %v", list)
+			}
+			d.stepTo(t, sb, p, 3)
+			c := d.fork(t, one, 1)[0]
+			d.stepTo(t, c, p, 2)
+			free(t, d, c, sb)
+			if n := d.captured(t, two)[0]; n.GetCapture() == boxwoodv1.CaptureStatus_CAPTURE_STATUS_WITHHELD {
+				t.Logf("the node of the cut-off capture: %s", n.GetWithheldReason())
+			} else {
+				c := d.fork(t, two, 1)[0]
+				d.stepTo(t, c, p, 3)
+				free(t, d, c)
+			}
+		})
 	}
 }
 

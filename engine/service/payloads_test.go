@@ -2,9 +2,9 @@ package service
 
 import (
 	"embed"
+	"flag"
 	"fmt"
 	"io"
-	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -29,6 +29,7 @@ type payload struct {
 	// start leaves it running. step prints the number.
 	start, step string
 	nightly     bool
+	busy        bool // it keeps processors busy as long as it lives
 }
 
 const (
@@ -46,14 +47,14 @@ var payloads = []payload{
 		step: `echo step >/in; cat /out`},
 	{name: "pipeline", start: `mkfifo /in /out; exec 7<>/in 8<>/out; (cat <&7 | while read -r x; do n=$((n+1)); echo $n; done | cat >&8) >/dev/null 2>&1 & true`,
 		step: `echo step >/in; read -r n </out; echo $n`},
-	python("threads"), python("mapped"), python("tcp"), python("pipes"), python("sysv"), python("repl"), python("web"), python("memory"),
+	python("threads"), python("mapped"), python("tcp"), python("pipes"), python("sysv"), python("repl"), python("web"), python("memory"), python("waits"),
 	{name: "memory2g", needs: "/usr/bin/python3", nightly: true, step: askStep,
 		start: `MIB=2048 python3 /p/memory.py >/tmp/log 2>&1 </dev/null & ` + waitReady},
 	{name: "tmux", needs: "tmux", // two panes, each a bash with a count of its own
 		start: `export TERM=screen; tmux -f /dev/null new-session -d -x 80 -y 24 'PS1= bash --norc' && tmux split-window 'PS1= bash --norc'`,
 		step: `export TERM=screen; for p in 0 1; do tmux send-keys -t 0.$p "n=\$((n+1)); echo \$n >/tmp/$p.new; mv /tmp/$p.new /tmp/$p" Enter; done
 			for p in 0 1; do until [ -e /tmp/$p ]; do sleep 0.02; done; done; [ "$(cat /tmp/0)" = "$(cat /tmp/1)" ] && cat /tmp/0; rm /tmp/0 /tmp/1`},
-	{name: "make", needs: "make", // in full run, five at once
+	{name: "make", needs: "make", busy: true, // in full run, five at once
 		start: `printf 'all: $(addprefix done.,$(shell seq 60))\ndone.%%:\n\t@until [ -e go.$* ]; do sleep 0.02; done; [ ! -e $@ ] && touch $@\n' >/root/Makefile
 			cd /root; make -j 5 all >/root/log 2>&1 </dev/null & sleep 0.2`,
 		step: `cd /root; n=$(($(ls | grep -c ^go.)+1)); touch go.$n; until [ -e done.$n ]; do sleep 0.02; done; [ "$(ls | grep -c ^done.)" = $n ] && ! grep -q Error log && echo $n`},
@@ -78,7 +79,10 @@ func payloadRoot(t testing.TB) string {
 	})
 }
 
-var payloadImage sync.Once
+var payloadsFull = flag.Bool("payloads.full", false, "every payload with every kill, and the large ones")
+
+// payloadImages are imported once for each state folder.
+var payloadImages sync.Map
 
 // newPayload starts a payload in a tree of its own.
 func (d *daemon) newPayload(t testing.TB, p payload) *boxwoodv1.Sandbox {
@@ -86,7 +90,8 @@ func (d *daemon) newPayload(t testing.TB, p payload) *boxwoodv1.Sandbox {
 	if p.needs != "" {
 		testenv.Require(t, testenv.Program(p.needs))
 	}
-	payloadImage.Do(func() {
+	once, _ := payloadImages.LoadOrStore(d.dir, &sync.Once{})
+	once.(*sync.Once).Do(func() {
 		stream, err := d.client.ImportImage(ctx(t), &boxwoodv1.ImportImageRequest{Path: payloadRoot(t), Name: "payloads"})
 		for err == nil {
 			_, err = stream.Recv()
@@ -147,26 +152,73 @@ func (d *daemon) saved(t testing.TB, node string) string {
 	return node
 }
 
-// Each payload goes on undisturbed while it is captured after every step, is forked into
-// children that go on from where it stood, forked again from its children five levels
-// deep, and rolled back.
+// wanted skips what is for the long form alone, or can't be run here.
+func (p payload) wanted(t testing.TB) {
+	t.Helper()
+	if p.nightly && !*payloadsFull {
+		t.Skip("long: make payloads")
+	}
+	if p.needs != "" {
+		testenv.Require(t, testenv.Program(p.needs))
+	}
+}
+
+// killed are the payloads that are run with kills: in the long form all.
+func killed() []payload {
+	if *payloadsFull {
+		return payloads
+	}
+	return []payload{python("memory")}
+}
+
+// uncaptured starts a payload and has it take two steps, with no capture in between: its
+// control. It gives the turn's node.
+func (d *daemon) uncaptured(t testing.TB, sb *boxwoodv1.Sandbox, p payload) string {
+	t.Helper()
+	turn, err := d.client.BeginTurn(ctx(t), &boxwoodv1.BeginTurnRequest{SandboxId: sb.GetId()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n, shell := range []string{p.start, p.step, p.step} {
+		stream, err := d.client.Exec(ctx(t), &boxwoodv1.ExecRequest{TurnId: turn.GetTurnId(), Command: &boxwoodv1.Command{Shell: []byte(shell)}, ResultOnly: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		o := m.GetCommand().GetObservation()
+		if got := strings.TrimSpace(string(o.GetStdout())); o.GetExitCode() != 0 || n > 0 && got != strconv.Itoa(n) {
+			t.Fatalf("uncaptured, command %d says %q (exit %d) %s", n, got, o.GetExitCode(), o.GetStderr())
+		}
+	}
+	r, err := d.client.EndTurn(ctx(t), &boxwoodv1.EndTurnRequest{TurnId: turn.GetTurnId()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.GetNode().GetId()
+}
+
+// Each payload runs without a capture, goes on undisturbed while it is captured after every
+// step, is forked into eight children that go on from where it stood, forked again from its children five
+// levels deep, and rolled back.
 func TestPayloads(t *testing.T) {
 	testenv.Require(t, testenv.CRIU)
 	d := running(t)
 	for _, p := range payloads {
 		t.Run(p.name, func(t *testing.T) {
-			if p.nightly && os.Getenv("BOXWOOD_NIGHTLY") == "" {
-				t.Skip("nightly: BOXWOOD_NIGHTLY=1")
+			p.wanted(t)
+			wide, deep := int32(8), 5
+			switch {
+			case p.nightly:
+				wide = 2 // of 2 GiB each
+			case p.busy && !*payloadsFull:
+				wide = 2
 			}
-			if p.needs != "" {
-				testenv.Require(t, testenv.Program(p.needs))
-			}
-			const wide, deep = 4, 5
 			sb := d.newPayload(t, p)
-			d.saved(t, d.run(t, sb.GetId(), p.start).GetNode().GetId())
-			d.saved(t, d.stepTo(t, sb, p, 1))
-			at2 := d.saved(t, d.stepTo(t, sb, p, 2))
-			d.stepTo(t, sb, p, 3)
+			at2 := d.saved(t, d.uncaptured(t, sb, p))
+			d.saved(t, d.stepTo(t, sb, p, 3))
 
 			children := d.fork(t, at2, wide)
 			for n := 3; n <= 4; n++ {
