@@ -256,7 +256,7 @@ func (m *importer) settleStates(ctx context.Context) error {
 		if err := m.e.keepers[s.record.Kind].verify(s.record); err != nil {
 			return archive.Damaged("process state %s: %w", id, err)
 		}
-		if err := m.e.vault.flush(s.record.ID); err != nil {
+		if err := flushTree(m.e.vault.folder(s.record.ID)); err != nil {
 			return err
 		}
 		if err := failpoint.Hit("import state"); err != nil {
@@ -293,15 +293,4 @@ func (m *importer) try(ctx context.Context, c *received, s *incoming) error {
 	m.e.log.Warn("an imported dump can't be restored alike here", "checkpoint", c.head.Id, "error", err)
 	c.withheld = fmt.Sprintf("not alike here: saved under Linux %s by %s, and restored here otherwise: %s", s.record.Kernel, s.record.Program, fault.As(err).Message)
 	return nil
-}
-
-// flush brings a content to the disk.
-func (v *vault) flush(id ids.Process) error {
-	err := filepath.WalkDir(v.folder(id), func(path string, _ os.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		return flush(path)
-	})
-	return errors.Join(err, flush(v.dir))
 }

@@ -45,7 +45,9 @@ func TestSlowDisk(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { _, err := s.Update(context.Background(), label("waits")); done <- err }()
 	<-asked
-	for until := time.Now().Add(deadline); ; {
+	again, enough := time.NewTicker(time.Millisecond), time.After(deadline)
+	defer again.Stop()
+	for {
 		n, err := s.View().Node(tr.Root)
 		full, ferr := s.FullNode(tr.Root)
 		if err != nil || ferr != nil || n.Labels["at"] != "first" || full.Labels["at"] != "first" {
@@ -54,10 +56,11 @@ func TestSlowDisk(t *testing.T) {
 		if err := s.slow(); err != nil {
 			break
 		}
-		if time.Now().After(until) {
+		select {
+		case <-again.C:
+		case <-enough:
 			t.Fatal("a flush is never found slow")
 		}
-		time.Sleep(time.Millisecond)
 	}
 	_, err := s.Update(context.Background(), label("refused"))
 	if f := fault.As(err); f.Reason != "disk_slow" || !f.Retryable() {
@@ -72,9 +75,13 @@ func TestSlowDisk(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatalf("the change that waited: %v", err)
 	}
-	for until := time.Now().Add(deadline); ; time.Sleep(time.Millisecond) { // another flush may be under way
-		if _, err = s.Update(context.Background(), label("after")); err == nil || time.Now().After(until) {
-			break
+	for err != nil { // another flush may be under way
+		if _, err = s.Update(context.Background(), label("after")); err != nil {
+			select {
+			case <-again.C:
+			case <-enough:
+				t.Fatal(err)
+			}
 		}
 	}
 	if n, nerr := s.View().Node(tr.Root); err != nil || nerr != nil || n.Labels["at"] != "after" {
