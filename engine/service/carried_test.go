@@ -275,7 +275,6 @@ func TestDumpsOfAnotherHost(t *testing.T) {
 	}
 
 	// Restored otherwise: withheld, and nothing of it stays.
-	before = d.contents(t)
 	lists := map[string][]byte{}
 	strange := rewritten(t, whole, nil, func(list []frame) {
 		sums := map[string]string{}
@@ -329,7 +328,7 @@ func TestDumpsOfAnotherHost(t *testing.T) {
 	if slices.ContainsFunc(framesOf(t, without), func(f frame) bool { return f.kind == archive.File }) {
 		t.Error("an archive without processes has files of some")
 	}
-	r, got = take(without, boxwoodv1.ImportTreeStart_DUMPS_UNSPECIFIED)
+	_, got = take(without, boxwoodv1.ImportTreeStart_DUMPS_UNSPECIFIED)
 	for _, n := range []*boxwoodv1.Node{shell, server, later} {
 		if n := got[depth(n)]; !strings.HasPrefix(n.GetWithheldReason(), "not carried") {
 			t.Errorf("left out of the archive: %v", n)
