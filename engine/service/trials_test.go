@@ -22,6 +22,8 @@ const (
 // becomes waits until a node has a state that it is given in the shadow.
 func (d *daemon) becomes(t testing.TB, node string, want boxwoodv1.CaptureStatus) *boxwoodv1.Node {
 	t.Helper()
+	again := time.NewTicker(10 * time.Millisecond)
+	defer again.Stop()
 	for until := time.Now().Add(50 * time.Second); ; {
 		n := d.captured1(t, node)
 		if n.GetCapture() == want {
@@ -30,7 +32,7 @@ func (d *daemon) becomes(t testing.TB, node string, want boxwoodv1.CaptureStatus
 		if time.Now().After(until) {
 			t.Fatalf("the node is %v, not %v: %s; %s", n.GetCapture(), want, n.GetWithheldReason(), d.says(t, "trial restores"))
 		}
-		time.Sleep(10 * time.Millisecond)
+		<-again.C
 	}
 }
 
