@@ -3,6 +3,7 @@ package inspector
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -80,6 +81,17 @@ func TestProbeOfAnEarlierTurnsRedirection(t *testing.T) {
 	w.BeginTurn()
 	b.turn("/bin/bash", "-c", "(trap 'echo hello' USR1; echo; echo; while :; do sleep 1000 & wait; done) >>old 2>&1 </dev/null & until grep -q '^$' old; do :; done")
 	expect(t, "the turn that redirects", barrier(w), tree.Both, tree.Both)
+	sleeps := func() bool {
+		procs, err := b.survivors()
+		b.must(err)
+		return slices.ContainsFunc(procs, func(p Survivor) bool { return strings.HasPrefix(string(p.Cmdline), "sleep") }) &&
+			!slices.ContainsFunc(procs, func(p Survivor) bool { return !waiting(p.HostPID) })
+	}
+	for deadline := time.Now().Add(10 * time.Second); !sleeps(); {
+		if time.Now().After(deadline) {
+			t.Fatal("the survivors don't sleep")
+		}
+	}
 	b.freeze()
 	w.NewEpoch(b.snapshot())
 	b.thaw()
