@@ -50,7 +50,7 @@ const (
 //	1  the first
 //	2  process states; a checkpoint names one
 //	3  node rows have ids and digests in binary, and not their own id; archived trees; runs
-//	4  limits name system calls, which an older program would drop when it writes them again
+//	4  limits name system calls, and nodes what repeats their turns, which an older program would drop when it writes them again
 const formatVersion = 4
 
 var (
