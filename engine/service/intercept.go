@@ -51,12 +51,12 @@ func (s *Service) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo
 	defer cancel()
 	_ = grpc.SetTrailer(ctx, metadata.Pairs(requestHeader, id))
 	defer func() { err = s.outcome(ctx, id, info.FullMethod, began, recover(), err) }()
-	ctx, leave, err := s.fence.enter(ctx, info.FullMethod, s.e.Store.View)
+	within, leave, err := s.fence.enter(ctx, info.FullMethod, s.e.Store.View)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = leave(err) }()
-	return handle(ctx, req)
+	return handle(within, req)
 }
 
 func (s *Service) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
@@ -65,12 +65,12 @@ func (s *Service) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerI
 	defer cancel()
 	ss.SetTrailer(metadata.Pairs(requestHeader, id))
 	defer func() { err = s.outcome(ctx, id, info.FullMethod, began, recover(), err) }()
-	ctx, leave, err := s.fence.enter(ctx, info.FullMethod, s.e.Store.View)
+	within, leave, err := s.fence.enter(ctx, info.FullMethod, s.e.Store.View)
 	if err != nil {
 		return err
 	}
 	defer func() { err = leave(err) }()
-	return handle(srv, streamWith{ss, ctx})
+	return handle(srv, streamWith{ss, within})
 }
 
 type streamWith struct {
