@@ -73,7 +73,7 @@ func Inspect(o Options) (_ *Inspection, err error) {
 }
 
 // detachPatience is how long a loop device may take to go after its last user has.
-const detachPatience = 10 * time.Second
+const detachPatience = 2 * time.Second
 
 func (i *Inspection) mount(d *device) error {
 	i.unclean = !d.trusted()
