@@ -14,4 +14,4 @@ if [ $# -gt 0 ]; then
   results=()
 fi
 cd python-client
-exec timeout --kill-after=10 "${TIMEOUT:-300}" ../.venv/bin/python -m pytest -p no:cacheprovider "${results[@]}" "$@" </dev/null
+exec timeout --kill-after=10 "${TIMEOUT:-600}" ../.venv/bin/python -m pytest -p no:cacheprovider "${results[@]}" "$@" </dev/null
