@@ -63,11 +63,15 @@ type dumpFile struct {
 }
 
 func newDumpKeeper(e *Engine, program *criu.Program) *dumpKeeper {
+	left, _ := filepath.Glob(filepath.Join(e.cfg.StateDir, doctor.CRIUFolders+"*"))
+	for _, dir := range left { // of a daemon that was killed
+		_ = os.RemoveAll(dir)
+	}
 	k := &dumpKeeper{e: e, program: program, kernel: KernelRelease()}
 	k.works = sync.OnceValue(func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), dumpLimit)
 		defer cancel()
-		return doctor.CheckCRIU(ctx, program.Path())
+		return doctor.CheckCRIU(ctx, program.Path(), e.cfg.StateDir)
 	})
 	return k
 }

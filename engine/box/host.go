@@ -267,7 +267,7 @@ func (h *Host) Close() error {
 	if left, err := h.root.Names(); err != nil || len(left) > 0 {
 		return err // boxes that live on
 	}
-	return h.root.Remove()
+	return errors.Join(removeProgram(h.control), h.root.Remove())
 }
 
 // Sweep kills and removes what a former daemon left and nobody has adopted; it

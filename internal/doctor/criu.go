@@ -76,14 +76,14 @@ exec "$@" </dev/null >output 2>&1`
 
 // criu dumps and restores a small process tree. A program that hangs is killed
 // with its whole pid namespace when ctx ends.
-func criu(ctx context.Context, path string) finding {
+func criu(ctx context.Context, path, parent string) finding {
 	if path == "" {
 		return no("not found (set BOXWOOD_CRIU, or run make setup)")
 	}
 	if os.Geteuid() != 0 {
 		return unknown("needs root")
 	}
-	dir, err := os.MkdirTemp("", "boxwood-doctor-criu-")
+	dir, err := os.MkdirTemp(parent, CRIUFolders)
 	if err != nil {
 		return unknown("making a folder: %v", err)
 	}
@@ -150,10 +150,14 @@ func readString(path string) string {
 	return string(content)
 }
 
+// CRIUFolders begin the names of the folders that CheckCRIU works in. Whoever is killed in it leaves one.
+const CRIUFolders = "boxwood-doctor-criu-"
+
 // CheckCRIU says whether the program at path dumps and restores live processes
-// on this kernel: an error for everything but a clear yes.
-func CheckCRIU(ctx context.Context, path string) error {
-	if f := criu(ctx, path); f.state != Yes {
+// on this kernel: an error for everything but a clear yes. It works in a folder below dir, that
+// for temporary files if it is empty.
+func CheckCRIU(ctx context.Context, path, dir string) error {
+	if f := criu(ctx, path, dir); f.state != Yes {
 		return fmt.Errorf("%s: %s", f.state, f.detail)
 	}
 	return nil

@@ -240,7 +240,7 @@ func probes(o Options) []probe {
 		}, o.Limit, func(ctx context.Context) []finding { return storage(ctx, o.StateDir) }},
 		{[]capability{{"user namespaces", true, "sandboxes"}}, o.Limit, userNamespaces},
 		{[]capability{{"criu", false, "process dumps: a node with surviving processes is withheld"}}, o.CRIULimit,
-			func(ctx context.Context) []finding { return []finding{criu(ctx, o.CRIU)} }},
+			func(ctx context.Context) []finding { return []finding{criu(ctx, o.CRIU, "")} }},
 		{[]capability{{"unconfined", false, "what the line names"}}, o.Limit, confinement},
 		{[]capability{{"disk", true, "room for the pool"}}, o.Limit,
 			func(context.Context) []finding { return disk(o.StateDir) }},

@@ -17,7 +17,7 @@ func main() {
 		os.Exit(2)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	err := doctor.CheckCRIU(ctx, os.Args[1])
+	err := doctor.CheckCRIU(ctx, os.Args[1], "")
 	cancel()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "criu self-test:", err)
