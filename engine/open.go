@@ -154,8 +154,8 @@ func (e *Engine) closeParts() error {
 	var errs []error
 	if e.Boxes != nil {
 		errs = append(errs, e.Boxes.Close())
+		leaveRunDir(e.cfg.RunDir)
 	}
-	leaveRunDir(e.cfg.RunDir)
 	if e.CRIU != nil { // its mount namespace holds the pool
 		errs = append(errs, e.CRIU.Close())
 	}

@@ -22,7 +22,10 @@ inventory() {
   done
   find /sys/fs/cgroup -type d -path '*boxwood*' -printf 'cgroup %p\n' 2>/dev/null || true
   find /run/netns -mindepth 1 -printf 'network namespace %f\n' 2>/dev/null || true
-  find /run /dev/shm -maxdepth 1 -name 'boxwood-*' -printf 'run folder %p\n'
+  # A daemon that has ended keeps its run folder with pid 1's program, for the next one on that state.
+  for file in /run/boxwood-* /dev/shm/boxwood-*; do
+    [ -z "$(find "$file" -type f ! -path '*/boxes/boxinit-*' -print -quit 2>/dev/null)" ] || echo "run folder $file"
+  done
   find "${TMPDIR:-/tmp}" -maxdepth 1 \( -name '*boxwood*' -o -name 'bwo*' -o -name '.doctor-*' \) -printf 'file %p\n'
   # By command line and not by pid. Builtins alone, or looking takes seconds.
   local pid argv inside outside

@@ -59,18 +59,18 @@ func Open(cfg Config) (*Host, error) {
 		return nil, fault.New(fault.Invalid, "bad_config", "the run folder %q must be an absolute path", cfg.RunDir)
 	}
 	h.control = filepath.Join(cfg.RunDir, "boxes")
+	if err := os.MkdirAll(h.control, 0o711); err != nil {
+		return nil, fmt.Errorf("opening the run folder: %w", err)
+	}
 	var err error
+	if err := writeProgram(h.control); err != nil {
+		return nil, err
+	}
 	if h.root, err = cgroup.OpenRoot(cfg.CgroupRoot); err != nil {
 		return nil, err
 	}
 	if err := h.root.Confine(cfg.Share); err != nil {
 		h.root.Remove() // unless a former daemon's boxes live there
-		return nil, err
-	}
-	if err := os.MkdirAll(h.control, 0o711); err != nil {
-		return nil, fmt.Errorf("opening the run folder: %w", err)
-	}
-	if err := writeProgram(h.control); err != nil {
 		return nil, err
 	}
 	left, err := h.leftovers()
@@ -267,7 +267,7 @@ func (h *Host) Close() error {
 	if left, err := h.root.Names(); err != nil || len(left) > 0 {
 		return err // boxes that live on
 	}
-	return errors.Join(removeProgram(h.control), h.root.Remove())
+	return h.root.Remove()
 }
 
 // Sweep kills and removes what a former daemon left and nobody has adopted; it

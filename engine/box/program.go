@@ -55,13 +55,3 @@ func writeProgram(control string) error {
 	}
 	return nil
 }
-
-// removeProgram is for the end of the last box.
-func removeProgram(control string) error {
-	for _, name := range []string{startProgram, restoreProgram} {
-		if err := os.Remove(filepath.Join(control, name)); err != nil && !os.IsNotExist(err) {
-			return fmt.Errorf("removing pid 1's program: %w", err)
-		}
-	}
-	return nil
-}
