@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -16,23 +15,10 @@ import (
 // whose other end is closed. CRIU makes such a socket again without its name. Most are about to be
 // closed, by a server whose client has just gone.
 func HalfClosed(pid1 int) (names []string, err error) {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // without an unlock: the thread ends with this function
-		done <- func() error {
-			ns, err := unix.Open(fmt.Sprintf("/proc/%d/ns/net", pid1), unix.O_RDONLY|unix.O_CLOEXEC, 0)
-			if err != nil {
-				return err
-			}
-			defer unix.Close(ns)
-			if err := unix.Setns(ns, unix.CLONE_NEWNET); err != nil {
-				return fmt.Errorf("entering the network namespace: %w", err)
-			}
-			names, err = halfClosedHere()
-			return err
-		}()
-	}()
-	err = <-done
+	err = inside(pid1, "net", func() (err error) {
+		names, err = halfClosedHere()
+		return err
+	})
 	return names, err
 }
 

@@ -34,38 +34,38 @@ func ObjectsOf(pid1 int) (o Objects, err error) {
 	if o.Keys, err = keys(base); err != nil {
 		return o, err
 	}
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // without an unlock: the thread ends with this function
-		done <- func() (err error) {
-			if err := enterIPC(pid1); err != nil {
+	err = inside(pid1, "ipc", func() (err error) {
+		for _, name := range []string{"shm", "msg", "sem"} {
+			b, err := os.ReadFile("/proc/sysvipc/" + name)
+			if err != nil && !os.IsNotExist(err) {
 				return err
 			}
-			for _, name := range []string{"shm", "msg", "sem"} {
-				b, err := os.ReadFile("/proc/sysvipc/" + name)
-				if err != nil && !os.IsNotExist(err) {
-					return err
-				}
-				o.SysV += max(0, strings.Count(string(b), "\n")-1)
-			}
-			o.Queues, err = queues()
-			return err
-		}()
-	}()
-	err = <-done
+			o.SysV += max(0, strings.Count(string(b), "\n")-1)
+		}
+		o.Queues, err = queues()
+		return err
+	})
 	return o, err
 }
 
-func enterIPC(pid1 int) error {
-	ns, err := unix.Open(fmt.Sprintf("/proc/%d/ns/ipc", pid1), unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(ns)
-	if err := unix.Setns(ns, unix.CLONE_NEWIPC); err != nil {
-		return fmt.Errorf("entering the IPC namespace: %w", err)
-	}
-	return nil
+// inside runs f in a namespace of pid1, by its name in /proc, on a thread that ends with it.
+func inside(pid1 int, namespace string, f func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // without an unlock: the thread ends with this function
+		done <- func() error {
+			ns, err := unix.Open(fmt.Sprintf("/proc/%d/ns/%s", pid1, namespace), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(ns)
+			if err := unix.Setns(ns, 0); err != nil {
+				return fmt.Errorf("entering the %s namespace: %w", namespace, err)
+			}
+			return f()
+		}()
+	}()
+	return <-done
 }
 
 // queues mounts those of this thread's namespace nowhere, and counts them.

@@ -22,7 +22,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"sort"
 	"strconv"
@@ -618,27 +617,19 @@ var columns = map[string][]string{
 }
 
 func (l *look) sysv(pid1 int) (out []string, err error) {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // without an unlock: the thread ends with this function
-		done <- func() error {
-			if err := enterIPC(pid1); err != nil {
+	err = inside(pid1, "ipc", func() error {
+		for _, name := range []string{"shm", "msg", "sem"} {
+			b, err := os.ReadFile("/proc/sysvipc/" + name)
+			if errors.Is(err, os.ErrNotExist) {
+				continue
+			}
+			if err != nil {
 				return err
 			}
-			for _, name := range []string{"shm", "msg", "sem"} {
-				b, err := os.ReadFile("/proc/sysvipc/" + name)
-				if errors.Is(err, os.ErrNotExist) {
-					continue
-				}
-				if err != nil {
-					return err
-				}
-				out = append(out, l.table(name, string(b))...)
-			}
-			return nil
-		}()
-	}()
-	err = <-done
+			out = append(out, l.table(name, string(b))...)
+		}
+		return nil
+	})
 	return out, err
 }
 
