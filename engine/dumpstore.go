@@ -34,12 +34,12 @@ func seal(dir string) (digest string, size int64, err error) {
 	var sums bytes.Buffer
 	buf := make([]byte, sumBuffer)
 	for _, name := range names {
-		sum, n, err := sumFile(dir, name, buf)
+		line, n, err := sumFile(dir, name, buf)
 		if err != nil {
 			return "", 0, err
 		}
 		size += n
-		fmt.Fprintf(&sums, "%s %d %s\n", sum, n, name)
+		sums.WriteString(line + "\n")
 	}
 	all := sha256.Sum256(sums.Bytes())
 	return hex.EncodeToString(all[:]), size, os.WriteFile(filepath.Join(dir, sumsName), sums.Bytes(), 0o600)
@@ -86,11 +86,11 @@ func (s *sealed) check(pages bool) error {
 		if _, ok := numbered(name); ok != pages {
 			continue
 		}
-		sum, n, err := sumFile(s.dir, name, buf)
+		line, _, err := sumFile(s.dir, name, buf)
 		if err != nil {
 			return err
 		}
-		if s.sums[i] != fmt.Sprintf("%s %d %s", sum, n, name) {
+		if s.sums[i] != line {
 			return fmt.Errorf("%s has other bytes than were saved", name)
 		}
 	}
@@ -109,7 +109,8 @@ func checkSeal(dir, digest string) error {
 
 const sumBuffer = 256 << 10
 
-func sumFile(dir, name string, buf []byte) (sum string, n int64, err error) {
+// sumFile gives a file's line of the sums, and how large it is.
+func sumFile(dir, name string, buf []byte) (line string, n int64, err error) {
 	f, err := openDumpFile(dir, name)
 	if err != nil {
 		return "", 0, err
@@ -119,7 +120,7 @@ func sumFile(dir, name string, buf []byte) (sum string, n int64, err error) {
 	if n, err = io.CopyBuffer(struct{ io.Writer }{h}, struct{ io.Reader }{f}, buf); err != nil {
 		return "", 0, err
 	}
-	return hex.EncodeToString(h.Sum(nil)), n, nil
+	return fmt.Sprintf("%x %d %s", h.Sum(nil), n, name), n, nil
 }
 
 // dumpStore keeps dumps: in memory from the freeze on, while there is room, and in
@@ -318,9 +319,9 @@ func (s *dumpStore) copyNow(id, before ids.Process) error {
 	if err == nil {
 		err = flushTree(tmp)
 	}
-	var size, stored int64
+	var stored int64
 	if err == nil {
-		size, stored, err = storedBytes(tmp)
+		stored, err = storedBytes(tmp)
 	}
 	if err == nil {
 		err = failpoint.Hit("dump copied")
@@ -338,7 +339,7 @@ func (s *dumpStore) copyNow(id, before ids.Process) error {
 		return err
 	}
 	h.onDisk = true
-	s.copied, s.dumped, s.stored = s.copied+1, s.dumped+size, s.stored+stored
+	s.copied, s.dumped, s.stored = s.copied+1, s.dumped+h.bytes, s.stored+stored
 	return flush(s.vault.dir)
 }
 
@@ -368,20 +369,8 @@ func emptyDump(dir string) error {
 	return errors.Join(os.RemoveAll(dir), os.MkdirAll(filepath.Join(dir, imagesDir), 0o755))
 }
 
-// storedBytes says how large a dump is and what of it lies in its folder alone.
-func storedBytes(dir string) (size, stored int64, err error) {
-	sums, err := os.ReadFile(filepath.Join(dir, sumsName))
-	if err != nil {
-		return 0, 0, err
-	}
-	for line := range strings.Lines(string(sums)) {
-		var sum string
-		var n int64
-		if _, err := fmt.Sscan(line, &sum, &n); err != nil {
-			return 0, 0, err
-		}
-		size += n
-	}
+// storedBytes says what of a dump lies in its folder alone.
+func storedBytes(dir string) (stored int64, err error) {
 	err = filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
 		var st unix.Stat_t
 		if err == nil {
@@ -392,7 +381,7 @@ func storedBytes(dir string) (size, stored int64, err error) {
 		}
 		return err
 	})
-	return size, stored, err
+	return stored, err
 }
 
 // copyDump makes a whole dump of one that may be stored in parts.
@@ -450,13 +439,19 @@ func flush(path string) error {
 func (s *dumpStore) place(id ids.Process) (string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	dir, _, err := s.locate(id)
+	return dir, err
+}
+
+// locate is place, and what memory has of it; nil: it is on the disk. The caller holds mu.
+func (s *dumpStore) locate(id ids.Process) (dir string, h *heldDump, err error) {
 	if h := s.held[id]; h != nil {
 		h.used = time.Now()
-		return filepath.Join(s.memory, string(id)), nil
+		return filepath.Join(s.memory, string(id)), h, nil
 	}
-	dir := s.vault.folder(id)
-	_, err := os.Lstat(filepath.Join(dir, sumsName))
-	return dir, err
+	dir = s.vault.folder(id)
+	_, err = os.Lstat(filepath.Join(dir, sumsName))
+	return dir, nil, err
 }
 
 // find gives a folder in which a dump is whole, and makes it so if need be.
@@ -556,18 +551,16 @@ func (s *dumpStore) bring(id ids.Process, dir string) error {
 func (s *dumpStore) use(id ids.Process) (dir string, done func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if h := s.held[id]; h != nil {
-		h.used = time.Now()
-		h.users++
-		return filepath.Join(s.memory, string(id)), func() {
-			s.mu.Lock()
-			h.users--
-			s.mu.Unlock()
-		}, nil
+	dir, h, err := s.locate(id)
+	if h == nil {
+		return dir, func() {}, err
 	}
-	dir = s.vault.folder(id)
-	_, err = os.Lstat(filepath.Join(dir, sumsName))
-	return dir, func() {}, err
+	h.users++
+	return dir, func() {
+		s.mu.Lock()
+		h.users--
+		s.mu.Unlock()
+	}, nil
 }
 
 // letGo removes a dump, or what there is of one, from memory.
