@@ -20,6 +20,7 @@ import (
 type birthFile struct {
 	Box     json.RawMessage // what Adopt needs
 	Sandbox tree.Sandbox    // as it was born
+	Secret  bool            // processes that were given secrets run in it, or did
 }
 
 func (e *Engine) birthPath(gen ids.Generation) string {
@@ -27,11 +28,29 @@ func (e *Engine) birthPath(gen ids.Generation) string {
 }
 
 func (e *Engine) writeBirth(b *body, rec *tree.Sandbox) error {
-	text, err := json.Marshal(birthFile{Box: b.box.Record(), Sandbox: *rec})
+	text, err := json.Marshal(birthFile{Box: b.box.Record(), Sandbox: *rec, Secret: b.secret})
 	if err != nil {
 		return err
 	}
 	return os.WriteFile(e.birthPath(b.gen), text, 0o600)
+}
+
+// changeBirth replaces the file of a body that lives, as a whole.
+func (e *Engine) changeBirth(gen ids.Generation, change func(*birthFile)) error {
+	f, err := e.readBirth(gen)
+	if err != nil {
+		return err
+	}
+	change(&f)
+	text, err := json.Marshal(f)
+	if err != nil {
+		return err
+	}
+	next := e.birthPath(gen) + ".new"
+	if err := os.WriteFile(next, text, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(next, e.birthPath(gen))
 }
 
 func (e *Engine) readBirth(gen ids.Generation) (birthFile, error) { return readBirth(e.boxDir(), gen) }

@@ -102,8 +102,8 @@ func (e *Engine) capture(ctx context.Context, s *sandbox, b *body, n *tree.Node,
 	}
 	row.Reason = fault.As(err).Reason
 	e.Stats.Capture(row)
-	e.log.Warn("capture failed", "node", n.ID, "sandbox", s.id, "error", err)
-	e.withhold(n.ID, "capture failed: "+fault.As(err).Message)
+	e.log.Warn("capture failed", "node", n.ID, "sandbox", s.id, "error", b.veil().maskText(err.Error()))
+	e.withhold(n.ID, "capture failed: "+b.veil().maskText(fault.As(err).Message))
 	return err
 }
 
@@ -203,6 +203,7 @@ func (e *Engine) captureBoth(ctx context.Context, b *body, n *tree.Node, row *st
 	}
 	if state != nil {
 		ck.Process, ck.State = state.Kind, state.ID
+		ck.Secrets = state.Kind == tree.Dump && b.secret
 		if state.ID == b.checkpoint.State {
 			state, row.Kept = nil, true // on record
 		}

@@ -19,6 +19,7 @@ type Command struct {
 	Session     string
 	Cwd, User   string
 	Env         map[string]string
+	Secrets     map[string]string // environment that is recorded nowhere
 	Stdin       []byte
 	Deadline    time.Duration
 	OutputLimit int
@@ -45,6 +46,7 @@ func (t *turn) noteText(text string) {
 		t.argv = nil
 		text = "\n" + text
 	}
+	text = t.b.veil().maskText(text)
 	t.steps++
 	if room := tree.MaxAction - len(t.text); room > 0 {
 		t.text = append(t.text, text[:min(room, len(text))]...)
@@ -78,6 +80,7 @@ func (t *turn) command(c Command) (box.Command, error) {
 	}
 	maps.Copy(env, d.Env)
 	maps.Copy(env, c.Env)
+	maps.Copy(env, c.Secrets)
 	env["BOXWOOD_GENERATION"] = string(t.b.gen)
 	if t.s.seed != "" {
 		env["BOXWOOD_SEED"] = t.s.seed

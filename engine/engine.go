@@ -141,6 +141,7 @@ type Engine struct {
 	attaches chan struct{} // one token per box being made
 	spares   *spares
 	trials   *trials
+	secrets  *secrets
 	ignores  ignores
 	removals *sched.Runner // kills of released boxes, removal of file state
 	setups   flights       // set-ups being run, by digest
@@ -204,7 +205,13 @@ func New(ctx context.Context, parts Parts, cfg Config) (*Engine, error) {
 	if err := os.MkdirAll(e.boxDir(), 0o700); err != nil {
 		return nil, fmt.Errorf("making the folder of box records: %w", err)
 	}
+	if e.secrets, err = openSecrets(cfg.RunDir); err != nil {
+		return nil, err
+	}
 	if err := e.reconcile(ctx); err != nil {
+		return nil, err
+	}
+	if err := e.secrets.retain(func(t ids.Tree) bool { _, err := e.Store.View().Tree(t); return err == nil }); err != nil {
 		return nil, err
 	}
 	e.uprootGraders(ctx)
@@ -317,5 +324,6 @@ func (e *Engine) Close(ctx context.Context) error {
 	e.removals.Close()
 	e.recording.Wait()
 	e.dumps.close()
+	e.secrets.forget()
 	return e.closeParts()
 }

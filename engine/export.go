@@ -23,6 +23,8 @@ import (
 type Export struct {
 	Tree ids.Tree
 	Node ids.Node
+	// WithSecrets carries dumps that may hold secrets, too.
+	WithSecrets bool
 	// WithoutProcesses leaves out what was saved of processes, whose memory may hold secrets.
 	WithoutProcesses bool
 	// Version of the program that writes the archive.
@@ -78,7 +80,7 @@ type exporter struct {
 	held map[string]bool
 
 	nodes       []*tree.Node
-	left        map[ids.Node]bool // whose state isn't carried
+	left        map[ids.Node]string // whose state isn't carried, and why
 	checkpoints []*tree.Checkpoint
 	parents     map[ids.Checkpoint]ids.Checkpoint // the one that it came after
 	processes   []*tree.ProcessState
@@ -128,7 +130,7 @@ func (x *exporter) gather(ctx context.Context) error {
 }
 
 func (x *exporter) collect(v *tree.View) error {
-	x.parents, x.left = map[ids.Checkpoint]ids.Checkpoint{}, map[ids.Node]bool{}
+	x.parents, x.left = map[ids.Checkpoint]ids.Checkpoint{}, map[ids.Node]string{}
 	own := map[ids.Node]ids.Checkpoint{} // the nearest on its path
 	known, states := map[ids.Checkpoint]bool{}, map[ids.Process]bool{}
 	for n := range v.Subtree(x.top.ID) {
@@ -146,7 +148,11 @@ func (x *exporter) collect(v *tree.View) error {
 			return err
 		}
 		if k.Process != tree.Empty && x.what.WithoutProcesses {
-			x.left[n.ID] = true
+			x.left[n.ID] = "what was saved of its processes was left out of the archive"
+			continue
+		}
+		if k.Secrets && !x.what.WithSecrets {
+			x.left[n.ID] = "its processes were given secrets, which no archive has unless it is asked for"
 			continue
 		}
 		own[n.ID] = n.Checkpoint
@@ -234,7 +240,7 @@ func (x *exporter) checkpoint(k *tree.Checkpoint) error {
 	}
 	head := &pb.ArchiveCheckpoint{
 		Id: string(k.ID), NodeId: string(k.Node), ProcessId: string(k.State), CreatedAt: archive.Nanos(k.CreatedAt), FreezeNs: int64(k.FreezeFor),
-		Bytes: k.Bytes, Entries: int64(len(m.Entries)), Digest: m.Digest(),
+		Bytes: k.Bytes, MayHoldSecrets: k.Secrets, Entries: int64(len(m.Entries)), Digest: m.Digest(),
 	}
 	if up := x.parents[k.ID]; x.manifests[up] {
 		head.ParentId = string(up)
@@ -317,9 +323,9 @@ func (x *exporter) node(n *tree.Node) error {
 	if full.ID == x.top.ID {
 		m.ParentId = ""
 	}
-	if x.left[full.ID] { // law 6
+	if why := x.left[full.ID]; why != "" { // law 6
 		m.Capture, m.CheckpointId, m.FrozenAt = pb.CaptureStatus_CAPTURE_STATUS_WITHHELD, "", 0
-		m.WithheldReason = "not carried: what was saved of its processes was left out of the archive"
+		m.WithheldReason = "not carried: " + why
 	}
 	return x.w.Put(archive.Node, &pb.ArchiveNode{Node: m, Timings: archive.TimingsMessage(full.Timings), Recipe: tree.EncodeRecipe(&full.Recipe)})
 }

@@ -43,6 +43,8 @@ type ForkOptions struct {
 	SameSeed      bool   // for all children of a node
 	Replay        bool   // make withheld nodes again: see Replayed
 	Request       string // names the call in statistics
+	// Secrets that shells of the nodes had and that aren't known any more, by name.
+	Secrets map[string]string
 }
 
 // Child is the outcome of one child: a sandbox or why there is none.
@@ -152,6 +154,11 @@ func (e *Engine) Fork(ctx context.Context, arrived time.Time, wants []Want, o Fo
 			return err
 		}
 		points[i] = p
+		if len(o.Secrets) > 0 {
+			if err := e.supplySecrets(p, o.Secrets); err != nil {
+				return err
+			}
+		}
 	}
 
 	e.trials.begun.Add(1)
@@ -384,6 +391,8 @@ func (e *Engine) materialise(ctx context.Context, b *birth) error {
 	}
 	made.box.SetSeed(b.seed)
 	made.seed = b.seed
+	made.hides = func() *veil { return e.secrets.of(b.rec.Tree) }
+	made.secret = made.secret || b.point.checkpoint.Secrets
 	err := failpoint.Hit("fork started")
 	var watch inspector.Watch
 	if err == nil {

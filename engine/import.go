@@ -226,7 +226,7 @@ func (m *importer) checkpoint(ctx context.Context, body []byte) (k archive.Kind,
 	}
 	c := &received{head: head, ck: tree.Checkpoint{
 		ID: ids.Checkpoint(m.name(head.Id)), Tree: m.tree.ID, Node: ids.Node(m.name(head.NodeId)), Snapshot: ids.NewSnapshot(), Process: tree.Empty,
-		Bytes: head.Bytes, CreatedAt: time.Unix(0, head.CreatedAt), FreezeFor: time.Duration(head.FreezeNs),
+		Bytes: head.Bytes, Secrets: head.MayHoldSecrets, CreatedAt: time.Unix(0, head.CreatedAt), FreezeFor: time.Duration(head.FreezeNs),
 	}}
 	if head.ProcessId != "" {
 		s := m.states[head.ProcessId]

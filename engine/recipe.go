@@ -17,6 +17,10 @@ func (t *turn) keep(s tree.Step) {
 	if t.recipe.Once != "" {
 		return
 	}
+	if t.b.veil().secretIn(&s) {
+		t.once("a secret is in what it was given")
+		return
+	}
 	if t.size += s.Size(); t.size > tree.MaxRecipe {
 		t.once(fmt.Sprintf("what it was given, its commands and files, is over the %d bytes that are kept", tree.MaxRecipe))
 		return

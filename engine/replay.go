@@ -175,7 +175,7 @@ func (t *turn) again(ctx context.Context, s tree.Step) error {
 		}
 	case tree.OpenSessionStep:
 		do = func(ctx context.Context, _ box.Box) error {
-			_, err := t.openSession(ctx, NewSession{s.Session, s.TTY, uint16(s.Rows), uint16(s.Cols), s.Cwd, s.User, s.Env})
+			_, err := t.openSession(ctx, NewSession{Name: s.Session, TTY: s.TTY, Rows: uint16(s.Rows), Cols: uint16(s.Cols), Cwd: s.Cwd, User: s.User, Env: s.Env})
 			return err
 		}
 	case tree.CloseSessionStep:

@@ -174,6 +174,9 @@ func (e *Engine) adopt(ctx context.Context, v *tree.View, rec *tree.Sandbox) (*s
 	if err != nil {
 		return nil, kill(err)
 	}
+	if file.Secret && e.secrets.path == "" {
+		return nil, kill(fault.New(fault.Precondition, "secrets_lost", "it was given secrets, which only a run folder on a tmpfs keeps over the daemon's end"))
+	}
 	watch, err := e.watch(bx, upper, ck, false)
 	if err != nil {
 		return nil, kill(err)
@@ -188,6 +191,8 @@ func (e *Engine) adopt(ctx context.Context, v *tree.View, rec *tree.Sandbox) (*s
 	fresh.LeaseUntil = time.Now().Add(rec.Lease)
 	s := newSandbox(&fresh, t.Defaults)
 	s.body = &body{gen: rec.Generation, hostname: rec.Hostname, upper: upper, box: bx, watch: watch, checkpoint: ck, limits: rec.Limits, touchedProcesses: true}
+	s.body.hides = func() *veil { return e.secrets.of(rec.Tree) }
+	s.body.secret = file.Secret
 	e.mu.Lock()
 	e.sandboxes[s.id] = s
 	e.mu.Unlock()

@@ -64,6 +64,10 @@ type body struct {
 	dumped           dumped
 	// unkept is the checkpoint whose process state was found to be no longer true.
 	unkept ids.Checkpoint
+	// hides gives what hides the secrets that may show in it; nil: none is known. secret: processes
+	// that were given some run here, or did.
+	hides  func() *veil
+	secret bool
 }
 
 func newSandbox(r *tree.Sandbox, d tree.Defaults) *sandbox {

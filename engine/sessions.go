@@ -27,6 +27,7 @@ type NewSession struct {
 	Rows, Cols uint16 // of the terminal; 0: 24 and 80
 	Cwd, User  string
 	Env        map[string]string
+	Secrets    map[string]string // environment that is recorded nowhere
 }
 
 // greetLimit bounds the profiles that a new shell reads.
@@ -47,11 +48,15 @@ func (e *Engine) OpenSession(ctx context.Context, id ids.Sandbox, open ids.Turn,
 }
 
 func (t *turn) openSession(ctx context.Context, n NewSession) (box.Session, error) {
-	c, err := t.command(Command{Argv: shell.Argv, Cwd: n.Cwd, User: n.User, Env: n.Env})
+	c := Command{Argv: shell.Argv, Cwd: n.Cwd, User: n.User, Env: n.Env, Secrets: n.Secrets}
+	if err := t.confide(c); err != nil {
+		return box.Session{}, err
+	}
+	cmd, err := t.command(c)
 	if err != nil {
 		return box.Session{}, err
 	}
-	spec := box.SessionSpec{Name: n.Name, Argv: c.Argv, Env: c.Env, Cwd: c.Cwd, User: c.User, TTY: n.TTY, Umask: 0o22, PTS: -1}
+	spec := box.SessionSpec{Name: n.Name, Argv: cmd.Argv, Env: cmd.Env, Cwd: cmd.Cwd, User: cmd.User, TTY: n.TTY, Umask: 0o22, PTS: -1}
 	if n.TTY {
 		spec.Terminal = box.Terminal{Rows: or(n.Rows, 24), Cols: or(n.Cols, 80)}
 	}
@@ -184,7 +189,7 @@ func checkSessionCommand(c Command) error {
 	if c.Session == "" {
 		return nil
 	}
-	if len(c.Argv) > 0 || c.Shell == "" || c.Cwd != "" || c.User != "" || len(c.Env) > 0 {
+	if len(c.Argv) > 0 || c.Shell == "" || c.Cwd != "" || c.User != "" || len(c.Env)+len(c.Secrets) > 0 {
 		return fault.New(fault.Invalid, "bad_command", "a command of a session is text for its shell: folder, user and environment are the session's own")
 	}
 	return shell.CheckText(c.Shell)

@@ -70,6 +70,14 @@ func (b *body) own() shell.Own {
 	return own
 }
 
+// veil hides the secrets that may show in a body.
+func (b *body) veil() *veil {
+	if b.hides == nil {
+		return nil
+	}
+	return b.hides()
+}
+
 // stdinOf is what commands of a session read from.
 func stdinOf(s box.Session) string {
 	if s.TTY {
@@ -79,7 +87,7 @@ func stdinOf(s box.Session) string {
 }
 
 // describeShell has one session describe itself.
-func describeShell(ctx context.Context, bx box.Box, s box.Session, own shell.Own) (*savedShell, *shell.Description, error) {
+func describeShell(ctx context.Context, bx box.Box, s box.Session, own shell.Own, hide *veil) (*savedShell, *shell.Description, error) {
 	facts, err := bx.Idle(s.Name)
 	if err != nil {
 		return nil, nil, err
@@ -89,7 +97,7 @@ func describeShell(ctx context.Context, bx box.Box, s box.Session, own shell.Own
 	}
 	l := &shell.Listener{Token: shell.Token()}
 	end, err := bx.Talk(ctx, box.Talk{Session: s.Name, Say: shell.Describe(l.Token), Heard: l.Hear, Deadline: time.Now().Add(shellLimit)})
-	return heardShell(ctx, bx, s, own, l, end, err)
+	return heardShell(ctx, bx, s, own, hide, l, end, err)
 }
 
 func errBusyShell(name, why string) error {
@@ -97,7 +105,7 @@ func errBusyShell(name, why string) error {
 }
 
 // heardShell makes of what was heard what is kept.
-func heardShell(ctx context.Context, bx box.Box, s box.Session, own shell.Own, l *shell.Listener, end box.TalkEnd, err error) (*savedShell, *shell.Description, error) {
+func heardShell(ctx context.Context, bx box.Box, s box.Session, own shell.Own, hide *veil, l *shell.Listener, end box.TalkEnd, err error) (*savedShell, *shell.Description, error) {
 	switch {
 	case err != nil:
 		return nil, nil, fmt.Errorf("describing session %s: %w", s.Name, err)
@@ -106,6 +114,7 @@ func heardShell(ctx context.Context, bx box.Box, s box.Session, own shell.Own, l
 	case end.TimedOut || end.Interrupted:
 		return nil, nil, fault.New(fault.Precondition, "shell_silent", "session %s didn't describe itself in %s", s.Name, shellLimit)
 	}
+	l.Change(hide.conceal)
 	d, err := l.Parse(own)
 	if err != nil {
 		return nil, nil, fmt.Errorf("describing session %s: %w", s.Name, err)
@@ -137,7 +146,7 @@ func (b *body) describe(ctx context.Context) {
 	last := map[string]*shell.Description{}
 	var all []*savedShell
 	for _, s := range b.box.Sessions() {
-		saved, d, err := describeShell(ctx, b.box, s, b.own())
+		saved, d, err := describeShell(ctx, b.box, s, b.own(), b.veil())
 		if err != nil {
 			b.shells.why = fault.As(err).Message
 			continue
@@ -419,6 +428,10 @@ func (k shellsKeeper) start(ctx context.Context, b *body, root box.Root, id box.
 	if len(all) == 0 {
 		return errVault(state, fmt.Errorf("it has no sessions"))
 	}
+	hide, err := k.e.secrets.held(content)
+	if err != nil {
+		return err
+	}
 	bx, err := k.e.Boxes.Start(ctx, root, id)
 	if err != nil {
 		return err
@@ -433,7 +446,7 @@ func (k shellsKeeper) start(ctx context.Context, b *body, root box.Root, id box.
 			k.e.log.Error("ending a box whose sessions couldn't be restored", "error", kerr)
 		}
 	}()
-	made, last, err := restoreShells(ctx, bx, all, b.own())
+	made, last, err := restoreShells(ctx, bx, all, b.own(), hide)
 	if err != nil {
 		return err
 	}
@@ -441,6 +454,7 @@ func (k shellsKeeper) start(ctx context.Context, b *body, root box.Root, id box.
 		return err
 	}
 	b.box = bx
+	b.hides, b.secret = func() *veil { return hide }, hide != nil
 	b.shells.now, b.shells.kept, b.shells.keptID = content, content, state.ID
 	b.shells.heard(last)
 	return nil
@@ -448,7 +462,7 @@ func (k shellsKeeper) start(ctx context.Context, b *body, root box.Root, id box.
 
 // restoreShells opens all sessions first, so that none gets a pid that is another's. It returns
 // what would be saved of them now, and what each says of itself.
-func restoreShells(ctx context.Context, bx box.Box, all map[string]*savedShell, own shell.Own) ([]byte, map[string]*shell.Description, error) {
+func restoreShells(ctx context.Context, bx box.Box, all map[string]*savedShell, own shell.Own, hide *veil) ([]byte, map[string]*shell.Description, error) {
 	type restoring struct {
 		session box.Session
 		d       *shell.Description
@@ -474,9 +488,9 @@ func restoreShells(ctx context.Context, bx box.Box, all map[string]*savedShell, 
 	for _, r := range opened {
 		l := &shell.Listener{Token: shell.Token()}
 		say := shell.Hello(shell.Greeting{TTY: r.session.TTY, Stdin: stdinOf(r.session)})
-		say = append(append(say, shell.Restore(r.d)...), shell.Describe(l.Token)...)
+		say = append(append(say, hide.reveal(shell.Restore(r.d))...), shell.Describe(l.Token)...)
 		end, err := bx.Talk(ctx, box.Talk{Session: r.session.Name, Say: say, Heard: l.Hear, Deadline: time.Now().Add(shellLimit + time.Duration(len(say))*time.Second/shellSeconds)})
-		s, d, err := heardShell(ctx, bx, r.session, own, l, end, err)
+		s, d, err := heardShell(ctx, bx, r.session, own, hide, l, end, err)
 		if err != nil {
 			return nil, nil, fmt.Errorf("restoring session %s: %w", r.session.Name, err)
 		}

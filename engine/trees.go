@@ -99,6 +99,9 @@ func (e *Engine) CreateTree(ctx context.Context, n NewTree, commit func(*tree.Tx
 		}
 		return commit(tx, CreatedTree{Tree: t, Root: root, SetupCached: out.SetupCached})
 	})
+	if err == nil && from != nil {
+		err = e.secrets.inherit(out.Tree.ID, from.Tree)
+	}
 	if err == nil {
 		err = failpoint.Hit("tree planted")
 	}

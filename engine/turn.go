@@ -220,6 +220,9 @@ func (t *turn) run(c Command) (CommandResult, error) {
 	if err != nil {
 		return CommandResult{}, err
 	}
+	if err := t.confide(c); err != nil {
+		return CommandResult{}, err
+	}
 	limit := t.e.cfg.OutputLimit
 	if c.OutputLimit > 0 {
 		limit = min(c.OutputLimit, tree.MaxObservation)
@@ -237,7 +240,10 @@ func (t *turn) run(c Command) (CommandResult, error) {
 			}
 		}
 	}
-	cmd.Stdout, cmd.Stderr = sink(0), sink(1)
+	hide := t.b.veil()
+	var flush [2]func()
+	cmd.Stdout, flush[0] = hide.masked(sink(0))
+	cmd.Stderr, flush[1] = hide.masked(sink(1))
 	t.note(c)
 	step := c.step()
 
@@ -249,6 +255,8 @@ func (t *turn) run(c Command) (CommandResult, error) {
 	} else {
 		exit, err = t.b.box.Exec(t.ctx, cmd)
 	}
+	flush[0]()
+	flush[1]()
 	t.touched = t.touched || !fault.Is(err, fault.Invalid) && !fault.Is(err, fault.NotFound) // the box refuses before it starts anything
 	if err != nil {
 		if t.touched {
@@ -331,6 +339,7 @@ func (t *turn) finish(ctx context.Context, in NodeInput, commit Commit) (TurnRes
 	n.Effects, n.EffectCount = report.Effects, report.Count
 	shells.into(n)
 	n.Reasons = append(n.Reasons, e.ignores.note(report.Survivors)...)
+	b.veilNode(n)
 	n.Timings.Barrier = report.Barrier
 	lost := n.TurnStatus == tree.Lost
 	e.decide(n, b, lost)

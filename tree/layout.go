@@ -164,7 +164,8 @@ func layoutCheckpoint(c *coder, k *Checkpoint) {
 	signed(c, 9, &k.FreezeFor)
 	c.flag(10, &k.Proven)
 	unsigned(c, 11, &k.ModifyIndex)
-	text(c, 12, &k.State) // since format 2
+	text(c, 12, &k.State)  // since format 2
+	c.flag(13, &k.Secrets) // since format 5
 }
 
 func layoutProcess(c *coder, p *ProcessState) {

@@ -51,7 +51,8 @@ const (
 //	2  process states; a checkpoint names one
 //	3  node rows have ids and digests in binary, and not their own id; archived trees; runs
 //	4  limits name system calls, and nodes what repeats their turns, which an older program would drop when it writes them again
-const formatVersion = 4
+//	5  checkpoints say that secrets may be in them, which an older program would export
+const formatVersion = 5
 
 var (
 	formatKey  = rowKey(metaRows, "format")

@@ -278,6 +278,8 @@ type Checkpoint struct {
 	CreatedAt time.Time
 	FreezeFor time.Duration
 	Proven    bool
+	// Secrets: Process is Dump, and what was dumped may hold secrets.
+	Secrets bool
 
 	ModifyIndex uint64
 }

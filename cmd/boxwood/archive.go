@@ -15,7 +15,7 @@ import (
 
 func (a *app) treeExportCommand() *cobra.Command {
 	var to string
-	var without bool
+	var without, secrets bool
 	c := &cobra.Command{
 		Use:   "export TREE|NODE",
 		Short: "Write a tree, with its states, as one archive",
@@ -25,7 +25,8 @@ nodes of it, which fork to the same states. Pending captures are waited for. The
 image isn't in it.
 
 What was saved of processes, shells and dumps, has all that they had in memory, keys
-and passwords included: --without-processes leaves it out.`,
+and passwords included: --without-processes leaves it out. Dumps of processes that were
+given secrets (--secret-env) are left out unless --with-secrets asks for them.`,
 		Example: `  boxwood tree export tr_01j... -o rollout.tree
   boxwood tree export nd_01j... -o - | ssh other boxwood tree import -`,
 		Args: cobra.ExactArgs(1),
@@ -34,7 +35,7 @@ and passwords included: --without-processes leaves it out.`,
 			if strings.HasPrefix(args[0], "nd_") {
 				r = &pb.ExportTreeRequest{NodeId: args[0]}
 			}
-			r.WithoutProcesses = without
+			r.WithoutProcesses, r.WithSecrets = without, secrets
 			client, err := a.client()
 			if err != nil {
 				return err
@@ -71,6 +72,7 @@ and passwords included: --without-processes leaves it out.`,
 		},
 	}
 	c.Flags().StringVarP(&to, "output", "o", "", `file to write, "-": standard output (default: the id and ".tree")`)
+	c.Flags().BoolVar(&secrets, "with-secrets", false, "carry dumps of processes that were given secrets, too")
 	c.Flags().BoolVar(&without, "without-processes", false, "leave out what was saved of processes; nodes that have any arrive withheld")
 	return c
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"time"
 
@@ -24,6 +25,7 @@ type commandFlags struct {
 	shell, cwd, user string
 	session          string
 	env, labels      map[string]string
+	secrets          []string
 	timeout          time.Duration
 	stdin            bool
 	captured         bool
@@ -35,6 +37,7 @@ func (f *commandFlags) add(c *cobra.Command) {
 	c.Flags().StringVar(&f.cwd, "cwd", "", "working folder")
 	c.Flags().StringVar(&f.user, "user", "", `user: a name, "uid" or "uid:gid"`)
 	c.Flags().StringToStringVarP(&f.env, "env", "e", nil, "environment, NAME=VALUE")
+	c.Flags().StringSliceVar(&f.secrets, "secret-env", nil, "names of variables of this program's environment that the command gets and that are recorded nowhere")
 	c.Flags().StringToStringVar(&f.labels, "label", nil, "labels of the node, NAME=VALUE")
 	c.Flags().DurationVar(&f.timeout, "timeout", 0, "deadline, after which everything the turn started is killed")
 	c.Flags().BoolVarP(&f.stdin, "stdin", "i", false, "pass standard input on, up to 4 MiB")
@@ -46,6 +49,16 @@ func (f *commandFlags) request(a *app, c *cobra.Command, sandbox string, args []
 		SandboxId: sandbox,
 		Command:   &pb.Command{Shell: []byte(f.shell), Cwd: f.cwd, User: f.user, Env: f.env, DeadlineNs: int64(f.timeout), Session: f.session},
 		Node:      &pb.NodeInput{Labels: f.labels},
+	}
+	for _, name := range f.secrets {
+		value, ok := os.LookupEnv(name)
+		if !ok {
+			return nil, usage(c, fmt.Errorf("there is no variable %s in the environment: --secret-env takes names, and never a value", name))
+		}
+		if r.Command.SecretEnv == nil {
+			r.Command.SecretEnv = map[string]string{}
+		}
+		r.Command.SecretEnv[name] = value
 	}
 	if f.captured {
 		r.Ack = pb.Ack_ACK_CAPTURED
@@ -165,9 +178,10 @@ func (a *app) turn(ctx context.Context, client pb.BoxwoodClient, r *pb.RunTurnRe
 		out, errOut = io.Discard, io.Discard
 	}
 	if name := r.Command.GetSession(); name != "" {
-		if err := a.ensureSession(ctx, client, r.SandboxId, name); err != nil {
+		if err := a.ensureSession(ctx, client, r.SandboxId, name, r.Command.SecretEnv); err != nil {
 			return err
 		}
+		r.Command.SecretEnv = nil // the session has them
 	}
 	result, err := runTurn(ctx, client, r, out, errOut)
 	if err != nil {
@@ -182,18 +196,22 @@ func (a *app) turn(ctx context.Context, client pb.BoxwoodClient, r *pb.RunTurnRe
 	return turnStatus(result)
 }
 
-// ensureSession opens a session that isn't there, which is a turn of its own.
-func (a *app) ensureSession(ctx context.Context, client pb.BoxwoodClient, sandbox, name string) error {
+// ensureSession opens a session that isn't there, which is a turn of its own. One that is there can be given no secrets.
+func (a *app) ensureSession(ctx context.Context, client pb.BoxwoodClient, sandbox, name string, secrets map[string]string) error {
 	list, err := client.ListSessions(ctx, &pb.ListSessionsRequest{SandboxId: sandbox})
 	if err != nil {
 		return err
 	}
 	for _, s := range list.Sessions {
-		if s.Name == name {
-			return nil
+		if s.Name != name {
+			continue
 		}
+		if len(secrets) > 0 {
+			return fault.New(fault.Invalid, "session_exists", "session %s is there already, and takes secrets when it is opened only", name)
+		}
+		return nil
 	}
-	made, err := client.OpenSession(ctx, &pb.OpenSessionRequest{SandboxId: sandbox, Name: name})
+	made, err := client.OpenSession(ctx, &pb.OpenSessionRequest{SandboxId: sandbox, Name: name, SecretEnv: secrets})
 	if err != nil {
 		return err
 	}

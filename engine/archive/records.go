@@ -46,7 +46,7 @@ func NodeMessage(n *tree.Node, ck *tree.Checkpoint) *pb.Node {
 		m.Effects = append(m.Effects, &pb.Effect{Kind: pb.Effect_Kind(e.Kind), Subject: e.Subject, Detail: e.Detail})
 	}
 	if ck != nil {
-		m.CheckpointNodeId, m.ProcessKind = string(ck.Node), pb.ProcessKind(ck.Process)
+		m.CheckpointNodeId, m.ProcessKind, m.MayHoldSecrets = string(ck.Node), pb.ProcessKind(ck.Process), ck.Secrets
 	}
 	return m
 }

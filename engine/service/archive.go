@@ -16,7 +16,7 @@ func (s *Service) ExportTree(req *boxwoodv1.ExportTreeRequest, out grpc.ServerSt
 	}
 	w := chunks(func(p []byte) error { return out.Send(&boxwoodv1.ExportTreeChunk{Data: p}) })
 	err := s.e.ExportTree(out.Context(), engine.Export{Tree: ids.Tree(req.GetTreeId()), Node: ids.Node(req.GetNodeId()),
-		WithoutProcesses: req.GetWithoutProcesses(), Version: s.version}, w)
+		WithoutProcesses: req.GetWithoutProcesses(), WithSecrets: req.GetWithSecrets(), Version: s.version}, w)
 	if err != nil {
 		return err
 	}

@@ -95,7 +95,7 @@ func limitsMessage(l tree.Limits) *boxwoodv1.Limits {
 
 func command(m *boxwoodv1.Command) engine.Command {
 	c := engine.Command{
-		Shell: string(m.GetShell()), Cwd: m.GetCwd(), User: m.GetUser(), Env: m.GetEnv(), Stdin: m.GetStdin(), Session: m.GetSession(),
+		Shell: string(m.GetShell()), Cwd: m.GetCwd(), User: m.GetUser(), Env: m.GetEnv(), Secrets: m.GetSecretEnv(), Stdin: m.GetStdin(), Session: m.GetSession(),
 		Deadline: time.Duration(m.GetDeadlineNs()), OutputLimit: int(m.GetOutputLimit()),
 	}
 	for _, a := range m.GetArgv() {

@@ -30,7 +30,7 @@ func (s *Service) Fork(req *boxwoodv1.ForkRequest, out grpc.ServerStreamingServe
 		err := s.e.Fork(ctx, arrived, wants, engine.ForkOptions{
 			Scratch: req.GetScratch(), Labels: req.GetLabels(), Lease: time.Duration(req.GetLeaseNs()), Limits: limits(req.GetLimits()),
 			MinReady: int(req.GetMinReady()), ReplaceFailed: req.GetReplaceFailed(), Seed: req.GetSeed(), SameSeed: req.GetSameSeed(), Replay: req.GetReplay(),
-			Request: id,
+			Request: id, Secrets: req.GetSecretEnv(),
 		}, func(c engine.Child) {
 			m := childMessage(id, c)
 			all.Results = append(all.Results, m)

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/boxwood-rl/boxwood/internal/fault"
+	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 	"github.com/boxwood-rl/boxwood/tree"
 )
 
@@ -53,6 +54,31 @@ func (f *inFlight) enter(ctx context.Context, key string) (leave func(), err err
 // true. Without a key it does nothing.
 type record func(tx *tree.Tx, answer proto.Message) error
 
+// withoutSecrets is a request as its key remembers it: a digest of a secret could be guessed at.
+func withoutSecrets(req proto.Message) proto.Message {
+	type secretive interface{ GetSecretEnv() map[string]string }
+	find := func(m proto.Message) secretive {
+		switch m := m.(type) {
+		case *boxwoodv1.RunTurnRequest:
+			return m.GetCommand()
+		case *boxwoodv1.EvaluateRequest:
+			return m.GetGrader().GetCommand()
+		case secretive:
+			return m
+		}
+		return nil
+	}
+	if s := find(req); s == nil || len(s.GetSecretEnv()) == 0 {
+		return req
+	}
+	req = proto.Clone(req)
+	env := find(req).GetSecretEnv()
+	for name := range env {
+		env[name] = ""
+	}
+	return req
+}
+
 // once runs do, or gives the recorded answer if the request's key was used
 // before. do calls record in the transaction of its effect; if it never does
 // and succeeds, once records the answer in a transaction of its own.
@@ -70,7 +96,7 @@ func once[T proto.Message](ctx context.Context, s *Service, key string, req prot
 		return none, false, err
 	}
 	defer leave()
-	plain, err := proto.MarshalOptions{Deterministic: true}.Marshal(req)
+	plain, err := proto.MarshalOptions{Deterministic: true}.Marshal(withoutSecrets(req))
 	if err != nil {
 		return none, false, err
 	}

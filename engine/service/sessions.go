@@ -24,7 +24,7 @@ func (s *Service) OpenSession(ctx context.Context, req *boxwoodv1.OpenSessionReq
 	}
 	n := engine.NewSession{
 		Name: req.GetName(), TTY: req.GetTty(), Rows: uint16(req.GetRows()), Cols: uint16(req.GetCols()),
-		Cwd: req.GetCwd(), User: req.GetUser(), Env: req.GetEnv(),
+		Cwd: req.GetCwd(), User: req.GetUser(), Env: req.GetEnv(), Secrets: req.GetSecretEnv(),
 	}
 	got, _, err := once(ctx, s, req.GetIdempotencyKey(), req, &boxwoodv1.OpenSessionResponse{}, func(rec record) (*boxwoodv1.OpenSessionResponse, error) {
 		commit := func(tx *tree.Tx, made engine.Session, r engine.TurnResult) error {

@@ -1034,9 +1034,11 @@ type Node struct {
 	// The sandbox that ran the turn.
 	SandboxId string `protobuf:"bytes,32,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
 	// The node whose turn was run again here, by a fork with `replay`; empty: none.
-	ReplayOf      string `protobuf:"bytes,33,opt,name=replay_of,json=replayOf,proto3" json:"replay_of,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	ReplayOf string `protobuf:"bytes,33,opt,name=replay_of,json=replayOf,proto3" json:"replay_of,omitempty"`
+	// The checkpoint is a dump of processes that were given secrets, which their memory may hold.
+	MayHoldSecrets bool `protobuf:"varint,34,opt,name=may_hold_secrets,json=mayHoldSecrets,proto3" json:"may_hold_secrets,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Node) Reset() {
@@ -1298,6 +1300,13 @@ func (x *Node) GetReplayOf() string {
 		return x.ReplayOf
 	}
 	return ""
+}
+
+func (x *Node) GetMayHoldSecrets() bool {
+	if x != nil {
+		return x.MayHoldSecrets
+	}
+	return false
 }
 
 type Limits struct {
@@ -3225,7 +3234,11 @@ type Command struct {
 	// given. Its folder, user and environment are the session's own, and `stdin` is typed
 	// into its terminal. At the deadline it is interrupted first; what that doesn't end is
 	// killed, at last the session.
-	Session       string `protobuf:"bytes,9,opt,name=session,proto3" json:"session,omitempty"`
+	Session string `protobuf:"bytes,9,opt,name=session,proto3" json:"session,omitempty"`
+	// Environment whose values are recorded nowhere: 8 bytes to 32 KiB each. What the turns of this tree
+	// print of them, and name after them, has "[secret NAME]" in their place. A turn that is given any
+	// can't be run again by a replay. Not for a command of a session.
+	SecretEnv     map[string]string `protobuf:"bytes,10,rep,name=secret_env,json=secretEnv,proto3" json:"secret_env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3321,6 +3334,13 @@ func (x *Command) GetSession() string {
 		return x.Session
 	}
 	return ""
+}
+
+func (x *Command) GetSecretEnv() map[string]string {
+	if x != nil {
+		return x.SecretEnv
+	}
+	return nil
 }
 
 type RunTurnRequest struct {
@@ -4169,8 +4189,10 @@ type OpenSessionRequest struct {
 	// Inside a BeginTurn; empty: a turn of its own.
 	TurnId         string `protobuf:"bytes,10,opt,name=turn_id,json=turnId,proto3" json:"turn_id,omitempty"`
 	IdempotencyKey string `protobuf:"bytes,11,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// As of a command. Forks of the session have them, too, while the daemon knows them: see ForkRequest.
+	SecretEnv     map[string]string `protobuf:"bytes,12,rep,name=secret_env,json=secretEnv,proto3" json:"secret_env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *OpenSessionRequest) Reset() {
@@ -4278,6 +4300,13 @@ func (x *OpenSessionRequest) GetIdempotencyKey() string {
 		return x.IdempotencyKey
 	}
 	return ""
+}
+
+func (x *OpenSessionRequest) GetSecretEnv() map[string]string {
+	if x != nil {
+		return x.SecretEnv
+	}
+	return nil
 }
 
 type OpenSessionResponse struct {
@@ -5331,7 +5360,10 @@ type ForkRequest struct {
 	// restored, and the turns that lead from there run again in it. They make nodes of
 	// their own, which say so in `replay_of`; the child stands at the last. Refused before
 	// anything runs if one of them can't be run again (`not_repeatable`).
-	Replay        bool `protobuf:"varint,11,opt,name=replay,proto3" json:"replay,omitempty"`
+	Replay bool `protobuf:"varint,11,opt,name=replay,proto3" json:"replay,omitempty"`
+	// Secrets that sessions of these nodes were given, by name, for a daemon that has been started anew
+	// since and doesn't know them any more (`secret_unknown`).
+	SecretEnv     map[string]string `protobuf:"bytes,12,rep,name=secret_env,json=secretEnv,proto3" json:"secret_env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5441,6 +5473,13 @@ func (x *ForkRequest) GetReplay() bool {
 		return x.Replay
 	}
 	return false
+}
+
+func (x *ForkRequest) GetSecretEnv() map[string]string {
+	if x != nil {
+		return x.SecretEnv
+	}
+	return nil
 }
 
 type ForkResult struct {
@@ -7474,8 +7513,10 @@ type ExportTreeRequest struct {
 	// Leave out what was saved of processes, shells and dumps: both hold their memory, with every
 	// secret in it. Nodes that have any arrive withheld.
 	WithoutProcesses bool `protobuf:"varint,3,opt,name=without_processes,json=withoutProcesses,proto3" json:"without_processes,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Carry dumps of processes that were given secrets as well. Without it their nodes arrive withheld.
+	WithSecrets   bool `protobuf:"varint,4,opt,name=with_secrets,json=withSecrets,proto3" json:"with_secrets,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExportTreeRequest) Reset() {
@@ -7525,6 +7566,13 @@ func (x *ExportTreeRequest) GetNodeId() string {
 func (x *ExportTreeRequest) GetWithoutProcesses() bool {
 	if x != nil {
 		return x.WithoutProcesses
+	}
+	return false
+}
+
+func (x *ExportTreeRequest) GetWithSecrets() bool {
+	if x != nil {
+		return x.WithSecrets
 	}
 	return false
 }
@@ -8096,9 +8144,11 @@ type ArchiveCheckpoint struct {
 	Bytes     int64  `protobuf:"varint,7,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	Entries   int64  `protobuf:"varint,8,opt,name=entries,proto3" json:"entries,omitempty"`
 	// sha256 over its entries.
-	Digest        []byte `protobuf:"bytes,9,opt,name=digest,proto3" json:"digest,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Digest []byte `protobuf:"bytes,9,opt,name=digest,proto3" json:"digest,omitempty"`
+	// As in Node.
+	MayHoldSecrets bool `protobuf:"varint,10,opt,name=may_hold_secrets,json=mayHoldSecrets,proto3" json:"may_hold_secrets,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *ArchiveCheckpoint) Reset() {
@@ -8192,6 +8242,13 @@ func (x *ArchiveCheckpoint) GetDigest() []byte {
 		return x.Digest
 	}
 	return nil
+}
+
+func (x *ArchiveCheckpoint) GetMayHoldSecrets() bool {
+	if x != nil {
+		return x.MayHoldSecrets
+	}
+	return false
 }
 
 type ArchiveEntry struct {
@@ -8824,7 +8881,7 @@ type ForkRequest_Want struct {
 
 func (x *ForkRequest_Want) Reset() {
 	*x = ForkRequest_Want{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[128]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8836,7 +8893,7 @@ func (x *ForkRequest_Want) String() string {
 func (*ForkRequest_Want) ProtoMessage() {}
 
 func (x *ForkRequest_Want) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[128]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8910,7 +8967,7 @@ type BackupRequest_Item struct {
 
 func (x *BackupRequest_Item) Reset() {
 	*x = BackupRequest_Item{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[134]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8922,7 +8979,7 @@ func (x *BackupRequest_Item) String() string {
 func (*BackupRequest_Item) ProtoMessage() {}
 
 func (x *BackupRequest_Item) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[134]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8962,7 +9019,7 @@ type ArchiveEntry_Attribute struct {
 
 func (x *ArchiveEntry_Attribute) Reset() {
 	*x = ArchiveEntry_Attribute{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[135]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8974,7 +9031,7 @@ func (x *ArchiveEntry_Attribute) String() string {
 func (*ArchiveEntry_Attribute) ProtoMessage() {}
 
 func (x *ArchiveEntry_Attribute) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[135]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9057,7 +9114,7 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x06Action\x12\x12\n" +
 	"\x04text\x18\x01 \x01(\fR\x04text\x12\x12\n" +
 	"\x04argv\x18\x02 \x03(\fR\x04argv\x12\x14\n" +
-	"\x05steps\x18\x03 \x01(\x05R\x05steps\"\xb9\n" +
+	"\x05steps\x18\x03 \x01(\x05R\x05steps\"\xe3\n" +
 	"\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
@@ -9096,7 +9153,8 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\fmodify_index\x18\x1f \x01(\x04R\vmodifyIndex\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18  \x01(\tR\tsandboxId\x12\x1b\n" +
-	"\treplay_of\x18! \x01(\tR\breplayOf\x1a:\n" +
+	"\treplay_of\x18! \x01(\tR\breplayOf\x12(\n" +
+	"\x10may_hold_secrets\x18\" \x01(\bR\x0emayHoldSecrets\x1a:\n" +
 	"\fRewardsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\x1a9\n" +
@@ -9273,7 +9331,7 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\";\n" +
 	"\x11ListTreesResponse\x12&\n" +
-	"\x05trees\x18\x01 \x03(\v2\x10.boxwood.v1.TreeR\x05trees\"\xb5\x02\n" +
+	"\x05trees\x18\x01 \x03(\v2\x10.boxwood.v1.TreeR\x05trees\"\xb6\x03\n" +
 	"\aCommand\x12\x12\n" +
 	"\x04argv\x18\x01 \x03(\fR\x04argv\x12\x14\n" +
 	"\x05shell\x18\x02 \x01(\fR\x05shell\x12\x10\n" +
@@ -9284,8 +9342,14 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\vdeadline_ns\x18\a \x01(\x03R\n" +
 	"deadlineNs\x12!\n" +
 	"\foutput_limit\x18\b \x01(\x03R\voutputLimit\x12\x18\n" +
-	"\asession\x18\t \x01(\tR\asession\x1a6\n" +
+	"\asession\x18\t \x01(\tR\asession\x12A\n" +
+	"\n" +
+	"secret_env\x18\n" +
+	" \x03(\v2\".boxwood.v1.Command.SecretEnvEntryR\tsecretEnv\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a<\n" +
+	"\x0eSecretEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x98\x02\n" +
 	"\x0eRunTurnRequest\x12\x1d\n" +
@@ -9363,7 +9427,7 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12+\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x17.boxwood.v1.SessionKindR\x04kind\x12\x10\n" +
 	"\x03tty\x18\x03 \x01(\bR\x03tty\x12\x10\n" +
-	"\x03pid\x18\x04 \x01(\x05R\x03pid\"\x89\x03\n" +
+	"\x03pid\x18\x04 \x01(\x05R\x03pid\"\x95\x04\n" +
 	"\x12OpenSessionRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
@@ -9377,8 +9441,13 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x03env\x18\t \x03(\v2'.boxwood.v1.OpenSessionRequest.EnvEntryR\x03env\x12\x17\n" +
 	"\aturn_id\x18\n" +
 	" \x01(\tR\x06turnId\x12'\n" +
-	"\x0fidempotency_key\x18\v \x01(\tR\x0eidempotencyKey\x1a6\n" +
+	"\x0fidempotency_key\x18\v \x01(\tR\x0eidempotencyKey\x12L\n" +
+	"\n" +
+	"secret_env\x18\f \x03(\v2-.boxwood.v1.OpenSessionRequest.SecretEnvEntryR\tsecretEnv\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a<\n" +
+	"\x0eSecretEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"t\n" +
 	"\x13OpenSessionResponse\x12-\n" +
@@ -9452,7 +9521,7 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x17\n" +
 	"\aturn_id\x18\x03 \x01(\tR\x06turnId\"(\n" +
 	"\x10DownloadResponse\x12\x14\n" +
-	"\x05chunk\x18\x01 \x01(\fR\x05chunk\"\xb2\x04\n" +
+	"\x05chunk\x18\x01 \x01(\fR\x05chunk\"\xb7\x05\n" +
 	"\vForkRequest\x122\n" +
 	"\x05wants\x18\x01 \x03(\v2\x1c.boxwood.v1.ForkRequest.WantR\x05wants\x12\x18\n" +
 	"\ascratch\x18\x02 \x01(\bR\ascratch\x12;\n" +
@@ -9465,7 +9534,9 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x04seed\x18\t \x01(\x04R\x04seed\x12\x1b\n" +
 	"\tsame_seed\x18\n" +
 	" \x01(\bR\bsameSeed\x12\x16\n" +
-	"\x06replay\x18\v \x01(\bR\x06replay\x1a`\n" +
+	"\x06replay\x18\v \x01(\bR\x06replay\x12E\n" +
+	"\n" +
+	"secret_env\x18\f \x03(\v2&.boxwood.v1.ForkRequest.SecretEnvEntryR\tsecretEnv\x1a`\n" +
 	"\x04Want\x12\x19\n" +
 	"\anode_id\x18\x01 \x01(\tH\x00R\x06nodeId\x12\x1f\n" +
 	"\n" +
@@ -9473,6 +9544,9 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x05count\x18\x03 \x01(\x05R\x05countB\x06\n" +
 	"\x04from\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a<\n" +
+	"\x0eSecretEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x9c\x02\n" +
 	"\n" +
@@ -9634,11 +9708,12 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\vPinResponse\")\n" +
 	"\fUnpinRequest\x12\x19\n" +
 	"\bnode_ids\x18\x01 \x03(\tR\anodeIds\"\x0f\n" +
-	"\rUnpinResponse\"r\n" +
+	"\rUnpinResponse\"\x95\x01\n" +
 	"\x11ExportTreeRequest\x12\x17\n" +
 	"\atree_id\x18\x01 \x01(\tR\x06treeId\x12\x17\n" +
 	"\anode_id\x18\x02 \x01(\tR\x06nodeId\x12+\n" +
-	"\x11without_processes\x18\x03 \x01(\bR\x10withoutProcesses\"%\n" +
+	"\x11without_processes\x18\x03 \x01(\bR\x10withoutProcesses\x12!\n" +
+	"\fwith_secrets\x18\x04 \x01(\bR\vwithSecrets\"%\n" +
 	"\x0fExportTreeChunk\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\"h\n" +
 	"\x11ImportTreeRequest\x123\n" +
@@ -9685,7 +9760,7 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\vArchiveNode\x12$\n" +
 	"\x04node\x18\x01 \x01(\v2\x10.boxwood.v1.NodeR\x04node\x12-\n" +
 	"\atimings\x18\x02 \x01(\v2\x13.boxwood.v1.TimingsR\atimings\x12\x16\n" +
-	"\x06recipe\x18\x03 \x01(\fR\x06recipe\"\xfc\x01\n" +
+	"\x06recipe\x18\x03 \x01(\fR\x06recipe\"\xa6\x02\n" +
 	"\x11ArchiveCheckpoint\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
 	"\anode_id\x18\x02 \x01(\tR\x06nodeId\x12\x1b\n" +
@@ -9697,7 +9772,9 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\tfreeze_ns\x18\x06 \x01(\x03R\bfreezeNs\x12\x14\n" +
 	"\x05bytes\x18\a \x01(\x03R\x05bytes\x12\x18\n" +
 	"\aentries\x18\b \x01(\x03R\aentries\x12\x16\n" +
-	"\x06digest\x18\t \x01(\fR\x06digest\"\xa4\x03\n" +
+	"\x06digest\x18\t \x01(\fR\x06digest\x12(\n" +
+	"\x10may_hold_secrets\x18\n" +
+	" \x01(\bR\x0emayHoldSecrets\"\xa4\x03\n" +
 	"\fArchiveEntry\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\fR\x04path\x12\x12\n" +
 	"\x04mode\x18\x02 \x01(\rR\x04mode\x12\x10\n" +
@@ -9841,7 +9918,7 @@ func file_boxwood_v1_boxwood_proto_rawDescGZIP() []byte {
 }
 
 var file_boxwood_v1_boxwood_proto_enumTypes = make([]protoimpl.EnumInfo, 11)
-var file_boxwood_v1_boxwood_proto_msgTypes = make([]protoimpl.MessageInfo, 136)
+var file_boxwood_v1_boxwood_proto_msgTypes = make([]protoimpl.MessageInfo, 139)
 var file_boxwood_v1_boxwood_proto_goTypes = []any{
 	(Verdict)(0),                   // 0: boxwood.v1.Verdict
 	(CaptureStatus)(0),             // 1: boxwood.v1.CaptureStatus
@@ -9980,16 +10057,19 @@ var file_boxwood_v1_boxwood_proto_goTypes = []any{
 	nil,                            // 134: boxwood.v1.CreateTreeRequest.LabelsEntry
 	nil,                            // 135: boxwood.v1.ListTreesRequest.LabelsEntry
 	nil,                            // 136: boxwood.v1.Command.EnvEntry
-	nil,                            // 137: boxwood.v1.NodeInput.LabelsEntry
-	nil,                            // 138: boxwood.v1.OpenSessionRequest.EnvEntry
-	(*ForkRequest_Want)(nil),       // 139: boxwood.v1.ForkRequest.Want
-	nil,                            // 140: boxwood.v1.ForkRequest.LabelsEntry
-	nil,                            // 141: boxwood.v1.EvaluateResponse.RewardsEntry
-	nil,                            // 142: boxwood.v1.ListNodesRequest.LabelsEntry
-	nil,                            // 143: boxwood.v1.NodeAnnotation.RewardsEntry
-	nil,                            // 144: boxwood.v1.NodeAnnotation.LabelsEntry
-	(*BackupRequest_Item)(nil),     // 145: boxwood.v1.BackupRequest.Item
-	(*ArchiveEntry_Attribute)(nil), // 146: boxwood.v1.ArchiveEntry.Attribute
+	nil,                            // 137: boxwood.v1.Command.SecretEnvEntry
+	nil,                            // 138: boxwood.v1.NodeInput.LabelsEntry
+	nil,                            // 139: boxwood.v1.OpenSessionRequest.EnvEntry
+	nil,                            // 140: boxwood.v1.OpenSessionRequest.SecretEnvEntry
+	(*ForkRequest_Want)(nil),       // 141: boxwood.v1.ForkRequest.Want
+	nil,                            // 142: boxwood.v1.ForkRequest.LabelsEntry
+	nil,                            // 143: boxwood.v1.ForkRequest.SecretEnvEntry
+	nil,                            // 144: boxwood.v1.EvaluateResponse.RewardsEntry
+	nil,                            // 145: boxwood.v1.ListNodesRequest.LabelsEntry
+	nil,                            // 146: boxwood.v1.NodeAnnotation.RewardsEntry
+	nil,                            // 147: boxwood.v1.NodeAnnotation.LabelsEntry
+	(*BackupRequest_Item)(nil),     // 148: boxwood.v1.BackupRequest.Item
+	(*ArchiveEntry_Attribute)(nil), // 149: boxwood.v1.ArchiveEntry.Attribute
 }
 var file_boxwood_v1_boxwood_proto_depIdxs = []int32{
 	6,   // 0: boxwood.v1.Error.origin:type_name -> boxwood.v1.Error.Origin
@@ -10025,160 +10105,163 @@ var file_boxwood_v1_boxwood_proto_depIdxs = []int32{
 	135, // 30: boxwood.v1.ListTreesRequest.labels:type_name -> boxwood.v1.ListTreesRequest.LabelsEntry
 	18,  // 31: boxwood.v1.ListTreesResponse.trees:type_name -> boxwood.v1.Tree
 	136, // 32: boxwood.v1.Command.env:type_name -> boxwood.v1.Command.EnvEntry
-	44,  // 33: boxwood.v1.RunTurnRequest.command:type_name -> boxwood.v1.Command
-	4,   // 34: boxwood.v1.RunTurnRequest.ack:type_name -> boxwood.v1.Ack
-	46,  // 35: boxwood.v1.RunTurnRequest.node:type_name -> boxwood.v1.NodeInput
-	137, // 36: boxwood.v1.NodeInput.labels:type_name -> boxwood.v1.NodeInput.LabelsEntry
-	48,  // 37: boxwood.v1.TurnEvent.command:type_name -> boxwood.v1.CommandResult
-	50,  // 38: boxwood.v1.TurnEvent.result:type_name -> boxwood.v1.TurnResult
-	13,  // 39: boxwood.v1.CommandResult.observation:type_name -> boxwood.v1.Observation
-	3,   // 40: boxwood.v1.CommandResult.status:type_name -> boxwood.v1.TurnStatus
-	15,  // 41: boxwood.v1.TurnResult.node:type_name -> boxwood.v1.Node
-	49,  // 42: boxwood.v1.TurnResult.timings:type_name -> boxwood.v1.Timings
-	44,  // 43: boxwood.v1.ExecRequest.command:type_name -> boxwood.v1.Command
-	46,  // 44: boxwood.v1.EndTurnRequest.node:type_name -> boxwood.v1.NodeInput
-	4,   // 45: boxwood.v1.EndTurnRequest.ack:type_name -> boxwood.v1.Ack
-	5,   // 46: boxwood.v1.Session.kind:type_name -> boxwood.v1.SessionKind
-	5,   // 47: boxwood.v1.OpenSessionRequest.kind:type_name -> boxwood.v1.SessionKind
-	138, // 48: boxwood.v1.OpenSessionRequest.env:type_name -> boxwood.v1.OpenSessionRequest.EnvEntry
-	55,  // 49: boxwood.v1.OpenSessionResponse.session:type_name -> boxwood.v1.Session
-	50,  // 50: boxwood.v1.OpenSessionResponse.result:type_name -> boxwood.v1.TurnResult
-	50,  // 51: boxwood.v1.CloseSessionResponse.result:type_name -> boxwood.v1.TurnResult
-	55,  // 52: boxwood.v1.ListSessionsResponse.sessions:type_name -> boxwood.v1.Session
-	50,  // 53: boxwood.v1.WriteFileResponse.result:type_name -> boxwood.v1.TurnResult
-	71,  // 54: boxwood.v1.UploadRequest.start:type_name -> boxwood.v1.UploadStart
-	50,  // 55: boxwood.v1.UploadResponse.result:type_name -> boxwood.v1.TurnResult
-	139, // 56: boxwood.v1.ForkRequest.wants:type_name -> boxwood.v1.ForkRequest.Want
-	140, // 57: boxwood.v1.ForkRequest.labels:type_name -> boxwood.v1.ForkRequest.LabelsEntry
-	16,  // 58: boxwood.v1.ForkRequest.limits:type_name -> boxwood.v1.Limits
-	17,  // 59: boxwood.v1.ForkResult.sandbox:type_name -> boxwood.v1.Sandbox
-	11,  // 60: boxwood.v1.ForkResult.error:type_name -> boxwood.v1.Error
-	77,  // 61: boxwood.v1.ForkResult.replayed:type_name -> boxwood.v1.ReplayedTurn
-	76,  // 62: boxwood.v1.ForkResults.results:type_name -> boxwood.v1.ForkResult
-	17,  // 63: boxwood.v1.RollbackResponse.sandbox:type_name -> boxwood.v1.Sandbox
-	17,  // 64: boxwood.v1.RenewResponse.sandboxes:type_name -> boxwood.v1.Sandbox
-	17,  // 65: boxwood.v1.ListSandboxesResponse.sandboxes:type_name -> boxwood.v1.Sandbox
-	15,  // 66: boxwood.v1.WaitCapturedResponse.nodes:type_name -> boxwood.v1.Node
-	90,  // 67: boxwood.v1.EvaluateRequest.grader:type_name -> boxwood.v1.Grader
-	30,  // 68: boxwood.v1.Grader.files:type_name -> boxwood.v1.FileToWrite
-	44,  // 69: boxwood.v1.Grader.command:type_name -> boxwood.v1.Command
-	16,  // 70: boxwood.v1.Grader.limits:type_name -> boxwood.v1.Limits
-	141, // 71: boxwood.v1.EvaluateResponse.rewards:type_name -> boxwood.v1.EvaluateResponse.RewardsEntry
-	13,  // 72: boxwood.v1.EvaluateResponse.observation:type_name -> boxwood.v1.Observation
-	3,   // 73: boxwood.v1.EvaluateResponse.status:type_name -> boxwood.v1.TurnStatus
-	1,   // 74: boxwood.v1.ListNodesRequest.capture:type_name -> boxwood.v1.CaptureStatus
-	0,   // 75: boxwood.v1.ListNodesRequest.verdict:type_name -> boxwood.v1.Verdict
-	142, // 76: boxwood.v1.ListNodesRequest.labels:type_name -> boxwood.v1.ListNodesRequest.LabelsEntry
-	15,  // 77: boxwood.v1.TreeEvent.node:type_name -> boxwood.v1.Node
-	18,  // 78: boxwood.v1.TreeEvent.tree:type_name -> boxwood.v1.Tree
-	143, // 79: boxwood.v1.NodeAnnotation.rewards:type_name -> boxwood.v1.NodeAnnotation.RewardsEntry
-	144, // 80: boxwood.v1.NodeAnnotation.labels:type_name -> boxwood.v1.NodeAnnotation.LabelsEntry
-	96,  // 81: boxwood.v1.AnnotateRequest.annotations:type_name -> boxwood.v1.NodeAnnotation
-	145, // 82: boxwood.v1.BackupRequest.items:type_name -> boxwood.v1.BackupRequest.Item
-	9,   // 83: boxwood.v1.BackupRequest.rule:type_name -> boxwood.v1.BackupRequest.Rule
-	112, // 84: boxwood.v1.ImportTreeRequest.start:type_name -> boxwood.v1.ImportTreeStart
-	10,  // 85: boxwood.v1.ImportTreeStart.dumps:type_name -> boxwood.v1.ImportTreeStart.Dumps
-	18,  // 86: boxwood.v1.ImportTreeResponse.tree:type_name -> boxwood.v1.Tree
-	18,  // 87: boxwood.v1.ArchiveHeader.tree:type_name -> boxwood.v1.Tree
-	31,  // 88: boxwood.v1.ArchiveHeader.defaults:type_name -> boxwood.v1.Defaults
-	115, // 89: boxwood.v1.ArchiveHeader.processes:type_name -> boxwood.v1.ArchiveProcess
-	2,   // 90: boxwood.v1.ArchiveProcess.kind:type_name -> boxwood.v1.ProcessKind
-	15,  // 91: boxwood.v1.ArchiveNode.node:type_name -> boxwood.v1.Node
-	49,  // 92: boxwood.v1.ArchiveNode.timings:type_name -> boxwood.v1.Timings
-	146, // 93: boxwood.v1.ArchiveEntry.attributes:type_name -> boxwood.v1.ArchiveEntry.Attribute
-	126, // 94: boxwood.v1.Table.columns:type_name -> boxwood.v1.Column
-	125, // 95: boxwood.v1.ListTablesResponse.tables:type_name -> boxwood.v1.Table
-	20,  // 96: boxwood.v1.Boxwood.GetInfo:input_type -> boxwood.v1.GetInfoRequest
-	23,  // 97: boxwood.v1.Boxwood.ImportImage:input_type -> boxwood.v1.ImportImageRequest
-	25,  // 98: boxwood.v1.Boxwood.ListImages:input_type -> boxwood.v1.ListImagesRequest
-	27,  // 99: boxwood.v1.Boxwood.RemoveImage:input_type -> boxwood.v1.RemoveImageRequest
-	32,  // 100: boxwood.v1.Boxwood.CreateTree:input_type -> boxwood.v1.CreateTreeRequest
-	34,  // 101: boxwood.v1.Boxwood.CloseTree:input_type -> boxwood.v1.CloseTreeRequest
-	36,  // 102: boxwood.v1.Boxwood.OpenTree:input_type -> boxwood.v1.OpenTreeRequest
-	42,  // 103: boxwood.v1.Boxwood.ListTrees:input_type -> boxwood.v1.ListTreesRequest
-	38,  // 104: boxwood.v1.Boxwood.OpenRun:input_type -> boxwood.v1.OpenRunRequest
-	40,  // 105: boxwood.v1.Boxwood.CloseRun:input_type -> boxwood.v1.CloseRunRequest
-	45,  // 106: boxwood.v1.Boxwood.RunTurn:input_type -> boxwood.v1.RunTurnRequest
-	51,  // 107: boxwood.v1.Boxwood.BeginTurn:input_type -> boxwood.v1.BeginTurnRequest
-	53,  // 108: boxwood.v1.Boxwood.Exec:input_type -> boxwood.v1.ExecRequest
-	54,  // 109: boxwood.v1.Boxwood.EndTurn:input_type -> boxwood.v1.EndTurnRequest
-	56,  // 110: boxwood.v1.Boxwood.OpenSession:input_type -> boxwood.v1.OpenSessionRequest
-	58,  // 111: boxwood.v1.Boxwood.CloseSession:input_type -> boxwood.v1.CloseSessionRequest
-	60,  // 112: boxwood.v1.Boxwood.ListSessions:input_type -> boxwood.v1.ListSessionsRequest
-	62,  // 113: boxwood.v1.Boxwood.Interrupt:input_type -> boxwood.v1.InterruptRequest
-	64,  // 114: boxwood.v1.Boxwood.CancelTurn:input_type -> boxwood.v1.CancelTurnRequest
-	66,  // 115: boxwood.v1.Boxwood.ReadFile:input_type -> boxwood.v1.ReadFileRequest
-	68,  // 116: boxwood.v1.Boxwood.WriteFile:input_type -> boxwood.v1.WriteFileRequest
-	70,  // 117: boxwood.v1.Boxwood.Upload:input_type -> boxwood.v1.UploadRequest
-	73,  // 118: boxwood.v1.Boxwood.Download:input_type -> boxwood.v1.DownloadRequest
-	75,  // 119: boxwood.v1.Boxwood.Fork:input_type -> boxwood.v1.ForkRequest
-	79,  // 120: boxwood.v1.Boxwood.Rollback:input_type -> boxwood.v1.RollbackRequest
-	81,  // 121: boxwood.v1.Boxwood.Release:input_type -> boxwood.v1.ReleaseRequest
-	83,  // 122: boxwood.v1.Boxwood.Renew:input_type -> boxwood.v1.RenewRequest
-	85,  // 123: boxwood.v1.Boxwood.ListSandboxes:input_type -> boxwood.v1.ListSandboxesRequest
-	87,  // 124: boxwood.v1.Boxwood.WaitCaptured:input_type -> boxwood.v1.WaitCapturedRequest
-	89,  // 125: boxwood.v1.Boxwood.Evaluate:input_type -> boxwood.v1.EvaluateRequest
-	92,  // 126: boxwood.v1.Boxwood.GetNode:input_type -> boxwood.v1.GetNodeRequest
-	93,  // 127: boxwood.v1.Boxwood.ListNodes:input_type -> boxwood.v1.ListNodesRequest
-	94,  // 128: boxwood.v1.Boxwood.WatchTree:input_type -> boxwood.v1.WatchTreeRequest
-	97,  // 129: boxwood.v1.Boxwood.Annotate:input_type -> boxwood.v1.AnnotateRequest
-	99,  // 130: boxwood.v1.Boxwood.Backup:input_type -> boxwood.v1.BackupRequest
-	101, // 131: boxwood.v1.Boxwood.GetPayload:input_type -> boxwood.v1.GetPayloadRequest
-	103, // 132: boxwood.v1.Boxwood.Prune:input_type -> boxwood.v1.PruneRequest
-	105, // 133: boxwood.v1.Boxwood.Pin:input_type -> boxwood.v1.PinRequest
-	107, // 134: boxwood.v1.Boxwood.Unpin:input_type -> boxwood.v1.UnpinRequest
-	109, // 135: boxwood.v1.Boxwood.ExportTree:input_type -> boxwood.v1.ExportTreeRequest
-	111, // 136: boxwood.v1.Boxwood.ImportTree:input_type -> boxwood.v1.ImportTreeRequest
-	122, // 137: boxwood.v1.Boxwood.ExportStats:input_type -> boxwood.v1.ExportStatsRequest
-	124, // 138: boxwood.v1.Boxwood.ListTables:input_type -> boxwood.v1.ListTablesRequest
-	22,  // 139: boxwood.v1.Boxwood.GetInfo:output_type -> boxwood.v1.GetInfoResponse
-	24,  // 140: boxwood.v1.Boxwood.ImportImage:output_type -> boxwood.v1.ImportImageEvent
-	26,  // 141: boxwood.v1.Boxwood.ListImages:output_type -> boxwood.v1.ListImagesResponse
-	28,  // 142: boxwood.v1.Boxwood.RemoveImage:output_type -> boxwood.v1.RemoveImageResponse
-	33,  // 143: boxwood.v1.Boxwood.CreateTree:output_type -> boxwood.v1.CreateTreeResponse
-	35,  // 144: boxwood.v1.Boxwood.CloseTree:output_type -> boxwood.v1.CloseTreeResponse
-	37,  // 145: boxwood.v1.Boxwood.OpenTree:output_type -> boxwood.v1.OpenTreeResponse
-	43,  // 146: boxwood.v1.Boxwood.ListTrees:output_type -> boxwood.v1.ListTreesResponse
-	39,  // 147: boxwood.v1.Boxwood.OpenRun:output_type -> boxwood.v1.OpenRunResponse
-	41,  // 148: boxwood.v1.Boxwood.CloseRun:output_type -> boxwood.v1.CloseRunResponse
-	47,  // 149: boxwood.v1.Boxwood.RunTurn:output_type -> boxwood.v1.TurnEvent
-	52,  // 150: boxwood.v1.Boxwood.BeginTurn:output_type -> boxwood.v1.BeginTurnResponse
-	47,  // 151: boxwood.v1.Boxwood.Exec:output_type -> boxwood.v1.TurnEvent
-	50,  // 152: boxwood.v1.Boxwood.EndTurn:output_type -> boxwood.v1.TurnResult
-	57,  // 153: boxwood.v1.Boxwood.OpenSession:output_type -> boxwood.v1.OpenSessionResponse
-	59,  // 154: boxwood.v1.Boxwood.CloseSession:output_type -> boxwood.v1.CloseSessionResponse
-	61,  // 155: boxwood.v1.Boxwood.ListSessions:output_type -> boxwood.v1.ListSessionsResponse
-	63,  // 156: boxwood.v1.Boxwood.Interrupt:output_type -> boxwood.v1.InterruptResponse
-	65,  // 157: boxwood.v1.Boxwood.CancelTurn:output_type -> boxwood.v1.CancelTurnResponse
-	67,  // 158: boxwood.v1.Boxwood.ReadFile:output_type -> boxwood.v1.ReadFileResponse
-	69,  // 159: boxwood.v1.Boxwood.WriteFile:output_type -> boxwood.v1.WriteFileResponse
-	72,  // 160: boxwood.v1.Boxwood.Upload:output_type -> boxwood.v1.UploadResponse
-	74,  // 161: boxwood.v1.Boxwood.Download:output_type -> boxwood.v1.DownloadResponse
-	76,  // 162: boxwood.v1.Boxwood.Fork:output_type -> boxwood.v1.ForkResult
-	80,  // 163: boxwood.v1.Boxwood.Rollback:output_type -> boxwood.v1.RollbackResponse
-	82,  // 164: boxwood.v1.Boxwood.Release:output_type -> boxwood.v1.ReleaseResponse
-	84,  // 165: boxwood.v1.Boxwood.Renew:output_type -> boxwood.v1.RenewResponse
-	86,  // 166: boxwood.v1.Boxwood.ListSandboxes:output_type -> boxwood.v1.ListSandboxesResponse
-	88,  // 167: boxwood.v1.Boxwood.WaitCaptured:output_type -> boxwood.v1.WaitCapturedResponse
-	91,  // 168: boxwood.v1.Boxwood.Evaluate:output_type -> boxwood.v1.EvaluateResponse
-	15,  // 169: boxwood.v1.Boxwood.GetNode:output_type -> boxwood.v1.Node
-	15,  // 170: boxwood.v1.Boxwood.ListNodes:output_type -> boxwood.v1.Node
-	95,  // 171: boxwood.v1.Boxwood.WatchTree:output_type -> boxwood.v1.TreeEvent
-	98,  // 172: boxwood.v1.Boxwood.Annotate:output_type -> boxwood.v1.AnnotateResponse
-	100, // 173: boxwood.v1.Boxwood.Backup:output_type -> boxwood.v1.BackupResponse
-	102, // 174: boxwood.v1.Boxwood.GetPayload:output_type -> boxwood.v1.GetPayloadResponse
-	104, // 175: boxwood.v1.Boxwood.Prune:output_type -> boxwood.v1.PruneResponse
-	106, // 176: boxwood.v1.Boxwood.Pin:output_type -> boxwood.v1.PinResponse
-	108, // 177: boxwood.v1.Boxwood.Unpin:output_type -> boxwood.v1.UnpinResponse
-	110, // 178: boxwood.v1.Boxwood.ExportTree:output_type -> boxwood.v1.ExportTreeChunk
-	113, // 179: boxwood.v1.Boxwood.ImportTree:output_type -> boxwood.v1.ImportTreeResponse
-	123, // 180: boxwood.v1.Boxwood.ExportStats:output_type -> boxwood.v1.ExportStatsChunk
-	127, // 181: boxwood.v1.Boxwood.ListTables:output_type -> boxwood.v1.ListTablesResponse
-	139, // [139:182] is the sub-list for method output_type
-	96,  // [96:139] is the sub-list for method input_type
-	96,  // [96:96] is the sub-list for extension type_name
-	96,  // [96:96] is the sub-list for extension extendee
-	0,   // [0:96] is the sub-list for field type_name
+	137, // 33: boxwood.v1.Command.secret_env:type_name -> boxwood.v1.Command.SecretEnvEntry
+	44,  // 34: boxwood.v1.RunTurnRequest.command:type_name -> boxwood.v1.Command
+	4,   // 35: boxwood.v1.RunTurnRequest.ack:type_name -> boxwood.v1.Ack
+	46,  // 36: boxwood.v1.RunTurnRequest.node:type_name -> boxwood.v1.NodeInput
+	138, // 37: boxwood.v1.NodeInput.labels:type_name -> boxwood.v1.NodeInput.LabelsEntry
+	48,  // 38: boxwood.v1.TurnEvent.command:type_name -> boxwood.v1.CommandResult
+	50,  // 39: boxwood.v1.TurnEvent.result:type_name -> boxwood.v1.TurnResult
+	13,  // 40: boxwood.v1.CommandResult.observation:type_name -> boxwood.v1.Observation
+	3,   // 41: boxwood.v1.CommandResult.status:type_name -> boxwood.v1.TurnStatus
+	15,  // 42: boxwood.v1.TurnResult.node:type_name -> boxwood.v1.Node
+	49,  // 43: boxwood.v1.TurnResult.timings:type_name -> boxwood.v1.Timings
+	44,  // 44: boxwood.v1.ExecRequest.command:type_name -> boxwood.v1.Command
+	46,  // 45: boxwood.v1.EndTurnRequest.node:type_name -> boxwood.v1.NodeInput
+	4,   // 46: boxwood.v1.EndTurnRequest.ack:type_name -> boxwood.v1.Ack
+	5,   // 47: boxwood.v1.Session.kind:type_name -> boxwood.v1.SessionKind
+	5,   // 48: boxwood.v1.OpenSessionRequest.kind:type_name -> boxwood.v1.SessionKind
+	139, // 49: boxwood.v1.OpenSessionRequest.env:type_name -> boxwood.v1.OpenSessionRequest.EnvEntry
+	140, // 50: boxwood.v1.OpenSessionRequest.secret_env:type_name -> boxwood.v1.OpenSessionRequest.SecretEnvEntry
+	55,  // 51: boxwood.v1.OpenSessionResponse.session:type_name -> boxwood.v1.Session
+	50,  // 52: boxwood.v1.OpenSessionResponse.result:type_name -> boxwood.v1.TurnResult
+	50,  // 53: boxwood.v1.CloseSessionResponse.result:type_name -> boxwood.v1.TurnResult
+	55,  // 54: boxwood.v1.ListSessionsResponse.sessions:type_name -> boxwood.v1.Session
+	50,  // 55: boxwood.v1.WriteFileResponse.result:type_name -> boxwood.v1.TurnResult
+	71,  // 56: boxwood.v1.UploadRequest.start:type_name -> boxwood.v1.UploadStart
+	50,  // 57: boxwood.v1.UploadResponse.result:type_name -> boxwood.v1.TurnResult
+	141, // 58: boxwood.v1.ForkRequest.wants:type_name -> boxwood.v1.ForkRequest.Want
+	142, // 59: boxwood.v1.ForkRequest.labels:type_name -> boxwood.v1.ForkRequest.LabelsEntry
+	16,  // 60: boxwood.v1.ForkRequest.limits:type_name -> boxwood.v1.Limits
+	143, // 61: boxwood.v1.ForkRequest.secret_env:type_name -> boxwood.v1.ForkRequest.SecretEnvEntry
+	17,  // 62: boxwood.v1.ForkResult.sandbox:type_name -> boxwood.v1.Sandbox
+	11,  // 63: boxwood.v1.ForkResult.error:type_name -> boxwood.v1.Error
+	77,  // 64: boxwood.v1.ForkResult.replayed:type_name -> boxwood.v1.ReplayedTurn
+	76,  // 65: boxwood.v1.ForkResults.results:type_name -> boxwood.v1.ForkResult
+	17,  // 66: boxwood.v1.RollbackResponse.sandbox:type_name -> boxwood.v1.Sandbox
+	17,  // 67: boxwood.v1.RenewResponse.sandboxes:type_name -> boxwood.v1.Sandbox
+	17,  // 68: boxwood.v1.ListSandboxesResponse.sandboxes:type_name -> boxwood.v1.Sandbox
+	15,  // 69: boxwood.v1.WaitCapturedResponse.nodes:type_name -> boxwood.v1.Node
+	90,  // 70: boxwood.v1.EvaluateRequest.grader:type_name -> boxwood.v1.Grader
+	30,  // 71: boxwood.v1.Grader.files:type_name -> boxwood.v1.FileToWrite
+	44,  // 72: boxwood.v1.Grader.command:type_name -> boxwood.v1.Command
+	16,  // 73: boxwood.v1.Grader.limits:type_name -> boxwood.v1.Limits
+	144, // 74: boxwood.v1.EvaluateResponse.rewards:type_name -> boxwood.v1.EvaluateResponse.RewardsEntry
+	13,  // 75: boxwood.v1.EvaluateResponse.observation:type_name -> boxwood.v1.Observation
+	3,   // 76: boxwood.v1.EvaluateResponse.status:type_name -> boxwood.v1.TurnStatus
+	1,   // 77: boxwood.v1.ListNodesRequest.capture:type_name -> boxwood.v1.CaptureStatus
+	0,   // 78: boxwood.v1.ListNodesRequest.verdict:type_name -> boxwood.v1.Verdict
+	145, // 79: boxwood.v1.ListNodesRequest.labels:type_name -> boxwood.v1.ListNodesRequest.LabelsEntry
+	15,  // 80: boxwood.v1.TreeEvent.node:type_name -> boxwood.v1.Node
+	18,  // 81: boxwood.v1.TreeEvent.tree:type_name -> boxwood.v1.Tree
+	146, // 82: boxwood.v1.NodeAnnotation.rewards:type_name -> boxwood.v1.NodeAnnotation.RewardsEntry
+	147, // 83: boxwood.v1.NodeAnnotation.labels:type_name -> boxwood.v1.NodeAnnotation.LabelsEntry
+	96,  // 84: boxwood.v1.AnnotateRequest.annotations:type_name -> boxwood.v1.NodeAnnotation
+	148, // 85: boxwood.v1.BackupRequest.items:type_name -> boxwood.v1.BackupRequest.Item
+	9,   // 86: boxwood.v1.BackupRequest.rule:type_name -> boxwood.v1.BackupRequest.Rule
+	112, // 87: boxwood.v1.ImportTreeRequest.start:type_name -> boxwood.v1.ImportTreeStart
+	10,  // 88: boxwood.v1.ImportTreeStart.dumps:type_name -> boxwood.v1.ImportTreeStart.Dumps
+	18,  // 89: boxwood.v1.ImportTreeResponse.tree:type_name -> boxwood.v1.Tree
+	18,  // 90: boxwood.v1.ArchiveHeader.tree:type_name -> boxwood.v1.Tree
+	31,  // 91: boxwood.v1.ArchiveHeader.defaults:type_name -> boxwood.v1.Defaults
+	115, // 92: boxwood.v1.ArchiveHeader.processes:type_name -> boxwood.v1.ArchiveProcess
+	2,   // 93: boxwood.v1.ArchiveProcess.kind:type_name -> boxwood.v1.ProcessKind
+	15,  // 94: boxwood.v1.ArchiveNode.node:type_name -> boxwood.v1.Node
+	49,  // 95: boxwood.v1.ArchiveNode.timings:type_name -> boxwood.v1.Timings
+	149, // 96: boxwood.v1.ArchiveEntry.attributes:type_name -> boxwood.v1.ArchiveEntry.Attribute
+	126, // 97: boxwood.v1.Table.columns:type_name -> boxwood.v1.Column
+	125, // 98: boxwood.v1.ListTablesResponse.tables:type_name -> boxwood.v1.Table
+	20,  // 99: boxwood.v1.Boxwood.GetInfo:input_type -> boxwood.v1.GetInfoRequest
+	23,  // 100: boxwood.v1.Boxwood.ImportImage:input_type -> boxwood.v1.ImportImageRequest
+	25,  // 101: boxwood.v1.Boxwood.ListImages:input_type -> boxwood.v1.ListImagesRequest
+	27,  // 102: boxwood.v1.Boxwood.RemoveImage:input_type -> boxwood.v1.RemoveImageRequest
+	32,  // 103: boxwood.v1.Boxwood.CreateTree:input_type -> boxwood.v1.CreateTreeRequest
+	34,  // 104: boxwood.v1.Boxwood.CloseTree:input_type -> boxwood.v1.CloseTreeRequest
+	36,  // 105: boxwood.v1.Boxwood.OpenTree:input_type -> boxwood.v1.OpenTreeRequest
+	42,  // 106: boxwood.v1.Boxwood.ListTrees:input_type -> boxwood.v1.ListTreesRequest
+	38,  // 107: boxwood.v1.Boxwood.OpenRun:input_type -> boxwood.v1.OpenRunRequest
+	40,  // 108: boxwood.v1.Boxwood.CloseRun:input_type -> boxwood.v1.CloseRunRequest
+	45,  // 109: boxwood.v1.Boxwood.RunTurn:input_type -> boxwood.v1.RunTurnRequest
+	51,  // 110: boxwood.v1.Boxwood.BeginTurn:input_type -> boxwood.v1.BeginTurnRequest
+	53,  // 111: boxwood.v1.Boxwood.Exec:input_type -> boxwood.v1.ExecRequest
+	54,  // 112: boxwood.v1.Boxwood.EndTurn:input_type -> boxwood.v1.EndTurnRequest
+	56,  // 113: boxwood.v1.Boxwood.OpenSession:input_type -> boxwood.v1.OpenSessionRequest
+	58,  // 114: boxwood.v1.Boxwood.CloseSession:input_type -> boxwood.v1.CloseSessionRequest
+	60,  // 115: boxwood.v1.Boxwood.ListSessions:input_type -> boxwood.v1.ListSessionsRequest
+	62,  // 116: boxwood.v1.Boxwood.Interrupt:input_type -> boxwood.v1.InterruptRequest
+	64,  // 117: boxwood.v1.Boxwood.CancelTurn:input_type -> boxwood.v1.CancelTurnRequest
+	66,  // 118: boxwood.v1.Boxwood.ReadFile:input_type -> boxwood.v1.ReadFileRequest
+	68,  // 119: boxwood.v1.Boxwood.WriteFile:input_type -> boxwood.v1.WriteFileRequest
+	70,  // 120: boxwood.v1.Boxwood.Upload:input_type -> boxwood.v1.UploadRequest
+	73,  // 121: boxwood.v1.Boxwood.Download:input_type -> boxwood.v1.DownloadRequest
+	75,  // 122: boxwood.v1.Boxwood.Fork:input_type -> boxwood.v1.ForkRequest
+	79,  // 123: boxwood.v1.Boxwood.Rollback:input_type -> boxwood.v1.RollbackRequest
+	81,  // 124: boxwood.v1.Boxwood.Release:input_type -> boxwood.v1.ReleaseRequest
+	83,  // 125: boxwood.v1.Boxwood.Renew:input_type -> boxwood.v1.RenewRequest
+	85,  // 126: boxwood.v1.Boxwood.ListSandboxes:input_type -> boxwood.v1.ListSandboxesRequest
+	87,  // 127: boxwood.v1.Boxwood.WaitCaptured:input_type -> boxwood.v1.WaitCapturedRequest
+	89,  // 128: boxwood.v1.Boxwood.Evaluate:input_type -> boxwood.v1.EvaluateRequest
+	92,  // 129: boxwood.v1.Boxwood.GetNode:input_type -> boxwood.v1.GetNodeRequest
+	93,  // 130: boxwood.v1.Boxwood.ListNodes:input_type -> boxwood.v1.ListNodesRequest
+	94,  // 131: boxwood.v1.Boxwood.WatchTree:input_type -> boxwood.v1.WatchTreeRequest
+	97,  // 132: boxwood.v1.Boxwood.Annotate:input_type -> boxwood.v1.AnnotateRequest
+	99,  // 133: boxwood.v1.Boxwood.Backup:input_type -> boxwood.v1.BackupRequest
+	101, // 134: boxwood.v1.Boxwood.GetPayload:input_type -> boxwood.v1.GetPayloadRequest
+	103, // 135: boxwood.v1.Boxwood.Prune:input_type -> boxwood.v1.PruneRequest
+	105, // 136: boxwood.v1.Boxwood.Pin:input_type -> boxwood.v1.PinRequest
+	107, // 137: boxwood.v1.Boxwood.Unpin:input_type -> boxwood.v1.UnpinRequest
+	109, // 138: boxwood.v1.Boxwood.ExportTree:input_type -> boxwood.v1.ExportTreeRequest
+	111, // 139: boxwood.v1.Boxwood.ImportTree:input_type -> boxwood.v1.ImportTreeRequest
+	122, // 140: boxwood.v1.Boxwood.ExportStats:input_type -> boxwood.v1.ExportStatsRequest
+	124, // 141: boxwood.v1.Boxwood.ListTables:input_type -> boxwood.v1.ListTablesRequest
+	22,  // 142: boxwood.v1.Boxwood.GetInfo:output_type -> boxwood.v1.GetInfoResponse
+	24,  // 143: boxwood.v1.Boxwood.ImportImage:output_type -> boxwood.v1.ImportImageEvent
+	26,  // 144: boxwood.v1.Boxwood.ListImages:output_type -> boxwood.v1.ListImagesResponse
+	28,  // 145: boxwood.v1.Boxwood.RemoveImage:output_type -> boxwood.v1.RemoveImageResponse
+	33,  // 146: boxwood.v1.Boxwood.CreateTree:output_type -> boxwood.v1.CreateTreeResponse
+	35,  // 147: boxwood.v1.Boxwood.CloseTree:output_type -> boxwood.v1.CloseTreeResponse
+	37,  // 148: boxwood.v1.Boxwood.OpenTree:output_type -> boxwood.v1.OpenTreeResponse
+	43,  // 149: boxwood.v1.Boxwood.ListTrees:output_type -> boxwood.v1.ListTreesResponse
+	39,  // 150: boxwood.v1.Boxwood.OpenRun:output_type -> boxwood.v1.OpenRunResponse
+	41,  // 151: boxwood.v1.Boxwood.CloseRun:output_type -> boxwood.v1.CloseRunResponse
+	47,  // 152: boxwood.v1.Boxwood.RunTurn:output_type -> boxwood.v1.TurnEvent
+	52,  // 153: boxwood.v1.Boxwood.BeginTurn:output_type -> boxwood.v1.BeginTurnResponse
+	47,  // 154: boxwood.v1.Boxwood.Exec:output_type -> boxwood.v1.TurnEvent
+	50,  // 155: boxwood.v1.Boxwood.EndTurn:output_type -> boxwood.v1.TurnResult
+	57,  // 156: boxwood.v1.Boxwood.OpenSession:output_type -> boxwood.v1.OpenSessionResponse
+	59,  // 157: boxwood.v1.Boxwood.CloseSession:output_type -> boxwood.v1.CloseSessionResponse
+	61,  // 158: boxwood.v1.Boxwood.ListSessions:output_type -> boxwood.v1.ListSessionsResponse
+	63,  // 159: boxwood.v1.Boxwood.Interrupt:output_type -> boxwood.v1.InterruptResponse
+	65,  // 160: boxwood.v1.Boxwood.CancelTurn:output_type -> boxwood.v1.CancelTurnResponse
+	67,  // 161: boxwood.v1.Boxwood.ReadFile:output_type -> boxwood.v1.ReadFileResponse
+	69,  // 162: boxwood.v1.Boxwood.WriteFile:output_type -> boxwood.v1.WriteFileResponse
+	72,  // 163: boxwood.v1.Boxwood.Upload:output_type -> boxwood.v1.UploadResponse
+	74,  // 164: boxwood.v1.Boxwood.Download:output_type -> boxwood.v1.DownloadResponse
+	76,  // 165: boxwood.v1.Boxwood.Fork:output_type -> boxwood.v1.ForkResult
+	80,  // 166: boxwood.v1.Boxwood.Rollback:output_type -> boxwood.v1.RollbackResponse
+	82,  // 167: boxwood.v1.Boxwood.Release:output_type -> boxwood.v1.ReleaseResponse
+	84,  // 168: boxwood.v1.Boxwood.Renew:output_type -> boxwood.v1.RenewResponse
+	86,  // 169: boxwood.v1.Boxwood.ListSandboxes:output_type -> boxwood.v1.ListSandboxesResponse
+	88,  // 170: boxwood.v1.Boxwood.WaitCaptured:output_type -> boxwood.v1.WaitCapturedResponse
+	91,  // 171: boxwood.v1.Boxwood.Evaluate:output_type -> boxwood.v1.EvaluateResponse
+	15,  // 172: boxwood.v1.Boxwood.GetNode:output_type -> boxwood.v1.Node
+	15,  // 173: boxwood.v1.Boxwood.ListNodes:output_type -> boxwood.v1.Node
+	95,  // 174: boxwood.v1.Boxwood.WatchTree:output_type -> boxwood.v1.TreeEvent
+	98,  // 175: boxwood.v1.Boxwood.Annotate:output_type -> boxwood.v1.AnnotateResponse
+	100, // 176: boxwood.v1.Boxwood.Backup:output_type -> boxwood.v1.BackupResponse
+	102, // 177: boxwood.v1.Boxwood.GetPayload:output_type -> boxwood.v1.GetPayloadResponse
+	104, // 178: boxwood.v1.Boxwood.Prune:output_type -> boxwood.v1.PruneResponse
+	106, // 179: boxwood.v1.Boxwood.Pin:output_type -> boxwood.v1.PinResponse
+	108, // 180: boxwood.v1.Boxwood.Unpin:output_type -> boxwood.v1.UnpinResponse
+	110, // 181: boxwood.v1.Boxwood.ExportTree:output_type -> boxwood.v1.ExportTreeChunk
+	113, // 182: boxwood.v1.Boxwood.ImportTree:output_type -> boxwood.v1.ImportTreeResponse
+	123, // 183: boxwood.v1.Boxwood.ExportStats:output_type -> boxwood.v1.ExportStatsChunk
+	127, // 184: boxwood.v1.Boxwood.ListTables:output_type -> boxwood.v1.ListTablesResponse
+	142, // [142:185] is the sub-list for method output_type
+	99,  // [99:142] is the sub-list for method input_type
+	99,  // [99:99] is the sub-list for extension type_name
+	99,  // [99:99] is the sub-list for extension extendee
+	0,   // [0:99] is the sub-list for field type_name
 }
 
 func init() { file_boxwood_v1_boxwood_proto_init() }
@@ -10222,7 +10305,7 @@ func file_boxwood_v1_boxwood_proto_init() {
 		(*ImportTreeRequest_Start)(nil),
 		(*ImportTreeRequest_Chunk)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[128].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[130].OneofWrappers = []any{
 		(*ForkRequest_Want_NodeId)(nil),
 		(*ForkRequest_Want_SandboxId)(nil),
 	}
@@ -10232,7 +10315,7 @@ func file_boxwood_v1_boxwood_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_boxwood_v1_boxwood_proto_rawDesc), len(file_boxwood_v1_boxwood_proto_rawDesc)),
 			NumEnums:      11,
-			NumMessages:   136,
+			NumMessages:   139,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -42,6 +42,7 @@ def command_message(
     stdin: str | bytes | None,
     timeout: float | None,
     output_limit: int,
+    secret_env: Mapping[str, str] | None = None,
 ) -> pb.Command:
     """Writes a Command message; see `Sandbox.run` for the arguments."""
     message = pb.Command(deadline_ns=ns(timeout), output_limit=output_limit)
@@ -51,6 +52,8 @@ def command_message(
         message.user = user
     if env:
         message.env.update(env)
+    if secret_env:
+        message.secret_env.update(secret_env)
     if stdin:
         message.stdin = as_bytes(stdin)
     if isinstance(command, (str, bytes)):

@@ -326,6 +326,7 @@ class Client:
         seed: int = 0,
         same_seed: bool = False,
         replay: bool = False,
+        secret_env: Mapping[str, str] | None = None,
         idempotency_key: str | None = None,
     ) -> Generator[tuple[int, int, Sandbox | ForkError], None]:
         """Each child once, as it becomes ready: which want, which child of it, and the child."""
@@ -347,6 +348,7 @@ class Client:
             seed=seed,
             same_seed=same_seed,
             replay=replay,
+            secret_env=secret_env or {},
         )
         # The key makes a repetition give the same children: those that came already are passed over.
         seen: set[tuple[int, int]] = set()

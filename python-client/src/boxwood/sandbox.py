@@ -146,6 +146,7 @@ class Sandbox:
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        secret_env: Mapping[str, str] | None = None,
         user: str | None = None,
         stdin: str | bytes | None = None,
         timeout: float | None = None,
@@ -166,6 +167,10 @@ class Sandbox:
             command: A string for ``bash -lc``, or the arguments as a list.
             cwd: Working folder; the tree's default if None.
             env: Environment beside the tree's default.
+            secret_env: Environment whose values (8 bytes to 32 KiB each) are recorded nowhere.
+                Where output, effects and the like of this tree's turns would show one, they
+                have ``[secret NAME]``; a command that names one is refused. The turn can't
+                be run again by a fork with `replay`.
             user: A name, "uid" or "uid:gid" of the sandbox.
             stdin: Its input, up to 4 MiB.
             timeout: Seconds until all that it started is killed (`Turn.timed_out`); the
@@ -193,7 +198,7 @@ class Sandbox:
         """
         request = pb.RunTurnRequest(
             sandbox_id=self.id,
-            command=command_message(command, cwd, env, user, stdin, timeout, output_limit),
+            command=command_message(command, cwd, env, user, stdin, timeout, output_limit, secret_env),
             ack=ack_message(ack),
             idempotency_key=idempotency_key or new_key(),
             node=node_message(labels, policy_version, payload),
@@ -367,6 +372,7 @@ class Sandbox:
         cols: int = 80,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        secret_env: Mapping[str, str] | None = None,
         user: str | None = None,
     ) -> Session:
         """The session of a name; one that isn't there is opened, which is a turn.
@@ -378,6 +384,7 @@ class Sandbox:
             cols: Of the terminal.
             cwd: The folder that it starts in; the tree's default if None.
             env: Environment beside the tree's default.
+            secret_env: As for `run`. The session's forks have it, too.
             user: A name, "uid" or "uid:gid" of the sandbox.
 
         All but the name are for a session that is opened.
@@ -396,6 +403,7 @@ class Sandbox:
                 cwd=cwd or "",
                 user=user or "",
                 env=dict(env or {}),
+                secret_env=dict(secret_env or {}),
                 idempotency_key=new_key(),
             ),
             timeout=self._client._caller.timeout + MARGIN,

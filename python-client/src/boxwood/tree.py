@@ -227,26 +227,38 @@ class Tree:
         return table(f"Tree {self.id}, as it was when it was read", rows)
 
     def export(
-        self, path: str | os.PathLike[str], *, under: Node | str | None = None, timeout: float = 3600.0
+        self,
+        path: str | os.PathLike[str],
+        *,
+        under: Node | str | None = None,
+        with_secrets: bool = False,
+        timeout: float = 3600.0,
     ) -> int:
         """Writes it with its saved states as one archive, which `Client.import_tree` reads on any host.
 
         Args:
             path: The archive; it is there once it is whole.
             under: Only this node and what lies below it, which becomes a root.
+            with_secrets: Carry what was saved of processes that were given secrets, too
+                (`Node.may_hold_secrets`); else such nodes arrive withheld.
             timeout: Seconds.
 
         Returns:
             The archive's bytes.
         """
         return consume(
-            self.export_chunks(under=under, timeout=timeout), lambda chunks: _tar.save(chunks, path)
+            self.export_chunks(under=under, with_secrets=with_secrets, timeout=timeout),
+            lambda chunks: _tar.save(chunks, path),
         )
 
-    def export_chunks(self, *, under: Node | str | None = None, timeout: float = 3600.0) -> Iterator[bytes]:
+    def export_chunks(
+        self, *, under: Node | str | None = None, with_secrets: bool = False, timeout: float = 3600.0
+    ) -> Iterator[bytes]:
         """As `export`, as the chunks of bytes that the archive is."""
         request = pb.ExportTreeRequest(
-            tree_id=self.id, node_id=under.id if isinstance(under, Node) else under or ""
+            tree_id=self.id,
+            node_id=under.id if isinstance(under, Node) else under or "",
+            with_secrets=with_secrets,
         )
         stream = self._client._caller.stream("ExportTree", request, timeout=timeout)
         with contextlib.closing(stream):

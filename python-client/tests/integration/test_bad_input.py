@@ -97,7 +97,9 @@ def test_a_daemon_killed_in_the_middle_of_calls(restarting: Restarting, tmp_path
             async with boxwood.aio.connect(str(restarting.socket), timeout=60) as other:
                 sandbox = await other.sandbox(second.id)
                 runs = threading.Event()
-                running = asyncio.create_task(sandbox.run("echo begun; sleep 600", on_stdout=lambda _: runs.set()))
+                running = asyncio.create_task(
+                    sandbox.run("echo begun; sleep 600", on_stdout=lambda _: runs.set())
+                )
                 await asyncio.to_thread(begun.wait, 60)
                 await asyncio.to_thread(runs.wait, 60)
                 await asyncio.to_thread(restarting.kill)

@@ -287,6 +287,20 @@ def test_a_withheld_node_is_replayed(client: boxwood.Client, sandbox: boxwood.Sa
         assert child.run("ls -d /gone; cat /tmp/a", check=True).stdout == b"/gone\nbefore\n"
 
 
+def test_secrets_reach_processes_and_no_node(sandbox: boxwood.Sandbox) -> None:
+    secret = {"TOKEN": "a-token-of-31337"}
+    turn = sandbox.run('echo "${#TOKEN} $TOKEN"', secret_env=secret, check=True)
+    assert turn.stdout == b"16 [secret TOKEN]\n"
+    main = sandbox.session(secret_env=secret)
+    assert main.run('mine="x$TOKEN"; echo ${#TOKEN}', check=True).stdout.split() == [b"16"]
+    with sandbox.fork() as children:
+        [child] = children.ready
+        assert child.session().run("echo ${#mine} $mine", check=True).stdout.split(b" ", 1)[0] == b"17"
+    with pytest.raises(boxwood.InvalidArgument) as refused:
+        sandbox.run(["echo", "a-token-of-31337"])
+    assert refused.value.reason == "secret_in_argv"
+
+
 def test_scratch_forks_write_no_nodes(sandbox: boxwood.Sandbox, tree: boxwood.Tree) -> None:
     sandbox.run("echo x > /tmp/a")
     before = len(list(tree.nodes()))

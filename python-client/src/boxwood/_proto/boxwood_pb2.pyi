@@ -428,6 +428,7 @@ class Node(google.protobuf.message.Message):
     MODIFY_INDEX_FIELD_NUMBER: builtins.int
     SANDBOX_ID_FIELD_NUMBER: builtins.int
     REPLAY_OF_FIELD_NUMBER: builtins.int
+    MAY_HOLD_SECRETS_FIELD_NUMBER: builtins.int
     id: builtins.str
     tree_id: builtins.str
     parent_id: builtins.str
@@ -467,6 +468,8 @@ class Node(google.protobuf.message.Message):
     """The sandbox that ran the turn."""
     replay_of: builtins.str
     """The node whose turn was run again here, by a fork with `replay`; empty: none."""
+    may_hold_secrets: builtins.bool
+    """The checkpoint is a dump of processes that were given secrets, which their memory may hold."""
     @property
     def action(self) -> global___Action: ...
     @property
@@ -519,9 +522,10 @@ class Node(google.protobuf.message.Message):
         modify_index: builtins.int = ...,
         sandbox_id: builtins.str = ...,
         replay_of: builtins.str = ...,
+        may_hold_secrets: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["action", b"action", "observation", b"observation"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["action", b"action", "capture", b"capture", "checkpoint_id", b"checkpoint_id", "checkpoint_node_id", b"checkpoint_node_id", "depth", b"depth", "effect_count", b"effect_count", "effects", b"effects", "ended_at", b"ended_at", "external", b"external", "frozen_at", b"frozen_at", "id", b"id", "labels", b"labels", "modify_index", b"modify_index", "observation", b"observation", "ordinal", b"ordinal", "parent_id", b"parent_id", "payload_bytes", b"payload_bytes", "payload_digest", b"payload_digest", "pinned", b"pinned", "policy_version", b"policy_version", "process_kind", b"process_kind", "reasons", b"reasons", "replay_of", b"replay_of", "rewards", b"rewards", "sandbox_id", b"sandbox_id", "started_at", b"started_at", "survivors_ran", b"survivors_ran", "tree_id", b"tree_id", "turn_status", b"turn_status", "value", b"value", "verdict", b"verdict", "visits", b"visits", "withheld_reason", b"withheld_reason"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["action", b"action", "capture", b"capture", "checkpoint_id", b"checkpoint_id", "checkpoint_node_id", b"checkpoint_node_id", "depth", b"depth", "effect_count", b"effect_count", "effects", b"effects", "ended_at", b"ended_at", "external", b"external", "frozen_at", b"frozen_at", "id", b"id", "labels", b"labels", "may_hold_secrets", b"may_hold_secrets", "modify_index", b"modify_index", "observation", b"observation", "ordinal", b"ordinal", "parent_id", b"parent_id", "payload_bytes", b"payload_bytes", "payload_digest", b"payload_digest", "pinned", b"pinned", "policy_version", b"policy_version", "process_kind", b"process_kind", "reasons", b"reasons", "replay_of", b"replay_of", "rewards", b"rewards", "sandbox_id", b"sandbox_id", "started_at", b"started_at", "survivors_ran", b"survivors_ran", "tree_id", b"tree_id", "turn_status", b"turn_status", "value", b"value", "verdict", b"verdict", "visits", b"visits", "withheld_reason", b"withheld_reason"]) -> None: ...
 
 global___Node = Node
 
@@ -1366,6 +1370,22 @@ class Command(google.protobuf.message.Message):
         ) -> None: ...
         def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
+    @typing.final
+    class SecretEnvEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     ARGV_FIELD_NUMBER: builtins.int
     SHELL_FIELD_NUMBER: builtins.int
     CWD_FIELD_NUMBER: builtins.int
@@ -1375,6 +1395,7 @@ class Command(google.protobuf.message.Message):
     DEADLINE_NS_FIELD_NUMBER: builtins.int
     OUTPUT_LIMIT_FIELD_NUMBER: builtins.int
     SESSION_FIELD_NUMBER: builtins.int
+    SECRET_ENV_FIELD_NUMBER: builtins.int
     shell: builtins.bytes
     cwd: builtins.str
     user: builtins.str
@@ -1398,6 +1419,13 @@ class Command(google.protobuf.message.Message):
 
     @property
     def env(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
+    @property
+    def secret_env(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """Environment whose values are recorded nowhere: 8 bytes to 32 KiB each. What the turns of this tree
+        print of them, and name after them, has "[secret NAME]" in their place. A turn that is given any
+        can't be run again by a replay. Not for a command of a session.
+        """
+
     def __init__(
         self,
         *,
@@ -1410,8 +1438,9 @@ class Command(google.protobuf.message.Message):
         deadline_ns: builtins.int = ...,
         output_limit: builtins.int = ...,
         session: builtins.str = ...,
+        secret_env: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["argv", b"argv", "cwd", b"cwd", "deadline_ns", b"deadline_ns", "env", b"env", "output_limit", b"output_limit", "session", b"session", "shell", b"shell", "stdin", b"stdin", "user", b"user"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["argv", b"argv", "cwd", b"cwd", "deadline_ns", b"deadline_ns", "env", b"env", "output_limit", b"output_limit", "secret_env", b"secret_env", "session", b"session", "shell", b"shell", "stdin", b"stdin", "user", b"user"]) -> None: ...
 
 global___Command = Command
 
@@ -1763,6 +1792,22 @@ class OpenSessionRequest(google.protobuf.message.Message):
         ) -> None: ...
         def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
+    @typing.final
+    class SecretEnvEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     SANDBOX_ID_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
     KIND_FIELD_NUMBER: builtins.int
@@ -1774,6 +1819,7 @@ class OpenSessionRequest(google.protobuf.message.Message):
     ENV_FIELD_NUMBER: builtins.int
     TURN_ID_FIELD_NUMBER: builtins.int
     IDEMPOTENCY_KEY_FIELD_NUMBER: builtins.int
+    SECRET_ENV_FIELD_NUMBER: builtins.int
     sandbox_id: builtins.str
     name: builtins.str
     """1 to 63 printable characters without spaces and slashes."""
@@ -1790,6 +1836,10 @@ class OpenSessionRequest(google.protobuf.message.Message):
     idempotency_key: builtins.str
     @property
     def env(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
+    @property
+    def secret_env(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """As of a command. Forks of the session have them, too, while the daemon knows them: see ForkRequest."""
+
     def __init__(
         self,
         *,
@@ -1804,8 +1854,9 @@ class OpenSessionRequest(google.protobuf.message.Message):
         env: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         turn_id: builtins.str = ...,
         idempotency_key: builtins.str = ...,
+        secret_env: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cols", b"cols", "cwd", b"cwd", "env", b"env", "idempotency_key", b"idempotency_key", "kind", b"kind", "name", b"name", "rows", b"rows", "sandbox_id", b"sandbox_id", "tty", b"tty", "turn_id", b"turn_id", "user", b"user"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cols", b"cols", "cwd", b"cwd", "env", b"env", "idempotency_key", b"idempotency_key", "kind", b"kind", "name", b"name", "rows", b"rows", "sandbox_id", b"sandbox_id", "secret_env", b"secret_env", "tty", b"tty", "turn_id", b"turn_id", "user", b"user"]) -> None: ...
 
 global___OpenSessionRequest = OpenSessionRequest
 
@@ -2222,6 +2273,22 @@ class ForkRequest(google.protobuf.message.Message):
         ) -> None: ...
         def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
+    @typing.final
+    class SecretEnvEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     WANTS_FIELD_NUMBER: builtins.int
     SCRATCH_FIELD_NUMBER: builtins.int
     LABELS_FIELD_NUMBER: builtins.int
@@ -2233,6 +2300,7 @@ class ForkRequest(google.protobuf.message.Message):
     SEED_FIELD_NUMBER: builtins.int
     SAME_SEED_FIELD_NUMBER: builtins.int
     REPLAY_FIELD_NUMBER: builtins.int
+    SECRET_ENV_FIELD_NUMBER: builtins.int
     scratch: builtins.bool
     """Scratch children write no nodes."""
     lease_ns: builtins.int
@@ -2257,6 +2325,12 @@ class ForkRequest(google.protobuf.message.Message):
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
     @property
     def limits(self) -> global___Limits: ...
+    @property
+    def secret_env(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """Secrets that sessions of these nodes were given, by name, for a daemon that has been started anew
+        since and doesn't know them any more (`secret_unknown`).
+        """
+
     def __init__(
         self,
         *,
@@ -2271,9 +2345,10 @@ class ForkRequest(google.protobuf.message.Message):
         seed: builtins.int = ...,
         same_seed: builtins.bool = ...,
         replay: builtins.bool = ...,
+        secret_env: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["limits", b"limits"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["idempotency_key", b"idempotency_key", "labels", b"labels", "lease_ns", b"lease_ns", "limits", b"limits", "min_ready", b"min_ready", "replace_failed", b"replace_failed", "replay", b"replay", "same_seed", b"same_seed", "scratch", b"scratch", "seed", b"seed", "wants", b"wants"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["idempotency_key", b"idempotency_key", "labels", b"labels", "lease_ns", b"lease_ns", "limits", b"limits", "min_ready", b"min_ready", "replace_failed", b"replace_failed", "replay", b"replay", "same_seed", b"same_seed", "scratch", b"scratch", "secret_env", b"secret_env", "seed", b"seed", "wants", b"wants"]) -> None: ...
 
 global___ForkRequest = ForkRequest
 
@@ -3139,6 +3214,7 @@ class ExportTreeRequest(google.protobuf.message.Message):
     TREE_ID_FIELD_NUMBER: builtins.int
     NODE_ID_FIELD_NUMBER: builtins.int
     WITHOUT_PROCESSES_FIELD_NUMBER: builtins.int
+    WITH_SECRETS_FIELD_NUMBER: builtins.int
     tree_id: builtins.str
     node_id: builtins.str
     """Only this node and what lies below it; it becomes a root."""
@@ -3146,14 +3222,17 @@ class ExportTreeRequest(google.protobuf.message.Message):
     """Leave out what was saved of processes, shells and dumps: both hold their memory, with every
     secret in it. Nodes that have any arrive withheld.
     """
+    with_secrets: builtins.bool
+    """Carry dumps of processes that were given secrets as well. Without it their nodes arrive withheld."""
     def __init__(
         self,
         *,
         tree_id: builtins.str = ...,
         node_id: builtins.str = ...,
         without_processes: builtins.bool = ...,
+        with_secrets: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["node_id", b"node_id", "tree_id", b"tree_id", "without_processes", b"without_processes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node_id", b"node_id", "tree_id", b"tree_id", "with_secrets", b"with_secrets", "without_processes", b"without_processes"]) -> None: ...
 
 global___ExportTreeRequest = ExportTreeRequest
 
@@ -3401,6 +3480,7 @@ class ArchiveCheckpoint(google.protobuf.message.Message):
     BYTES_FIELD_NUMBER: builtins.int
     ENTRIES_FIELD_NUMBER: builtins.int
     DIGEST_FIELD_NUMBER: builtins.int
+    MAY_HOLD_SECRETS_FIELD_NUMBER: builtins.int
     id: builtins.str
     node_id: builtins.str
     parent_id: builtins.str
@@ -3412,6 +3492,8 @@ class ArchiveCheckpoint(google.protobuf.message.Message):
     entries: builtins.int
     digest: builtins.bytes
     """sha256 over its entries."""
+    may_hold_secrets: builtins.bool
+    """As in Node."""
     def __init__(
         self,
         *,
@@ -3424,8 +3506,9 @@ class ArchiveCheckpoint(google.protobuf.message.Message):
         bytes: builtins.int = ...,
         entries: builtins.int = ...,
         digest: builtins.bytes = ...,
+        may_hold_secrets: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "created_at", b"created_at", "digest", b"digest", "entries", b"entries", "freeze_ns", b"freeze_ns", "id", b"id", "node_id", b"node_id", "parent_id", b"parent_id", "process_id", b"process_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "created_at", b"created_at", "digest", b"digest", "entries", b"entries", "freeze_ns", b"freeze_ns", "id", b"id", "may_hold_secrets", b"may_hold_secrets", "node_id", b"node_id", "parent_id", b"parent_id", "process_id", b"process_id"]) -> None: ...
 
 global___ArchiveCheckpoint = ArchiveCheckpoint
 

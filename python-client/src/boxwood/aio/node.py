@@ -51,6 +51,8 @@ class Node:
         checkpoint_id: The checkpoint that a fork uses; empty while pending or withheld.
         checkpoint_node_id: The node that this checkpoint was made for.
         process_kind: The kind of the saved process half.
+        may_hold_secrets: Its processes were given secrets (`Sandbox.run`), which what was
+            saved of them may hold. An archive of the tree has it only if that is asked for.
         capture: How far the capture is.
         withheld_reason: Why it can't be restored exactly.
         rewards: Rewards by name.
@@ -86,6 +88,7 @@ class Node:
     checkpoint_id: str
     checkpoint_node_id: str
     process_kind: ProcessKind
+    may_hold_secrets: bool
     capture: CaptureStatus
     withheld_reason: str
     rewards: Mapping[str, float]
@@ -202,6 +205,7 @@ class Node:
         seed: int = 0,
         same_seed: bool = False,
         replay: bool = False,
+        secret_env: Mapping[str, str] | None = None,
         idempotency_key: str | None = None,
     ) -> Forking:
         """Makes n live sandboxes that stand at this node, all from one checkpoint.
@@ -226,6 +230,8 @@ class Node:
                 they were asked for. They make nodes of their own (`Node.replay_of`), at the last
                 of which the child stands; `Sandbox.replayed` says of each whether the
                 same came of it. Choose a `deadline` that they fit into.
+            secret_env: Secrets that sessions of the node were given, by name, for a daemon
+                that was stopped since and has forgotten them (reason "secret_unknown").
             idempotency_key: Repeating a call with the same key gives the same children.
 
         Raises:
@@ -246,6 +252,7 @@ class Node:
             seed=seed,
             same_seed=same_seed,
             replay=replay,
+            secret_env=secret_env,
             idempotency_key=idempotency_key,
         )
 
@@ -263,6 +270,7 @@ class Node:
         seed: int = 0,
         same_seed: bool = False,
         replay: bool = False,
+        secret_env: Mapping[str, str] | None = None,
         idempotency_key: str | None = None,
     ) -> AsyncIterator[Sandbox | ForkError]:
         """As `fork`, but gives each child as soon as it is ready.
@@ -282,6 +290,7 @@ class Node:
             seed=seed,
             same_seed=same_seed,
             replay=replay,
+            secret_env=secret_env,
             idempotency_key=idempotency_key,
         )
 
@@ -400,6 +409,7 @@ def _read(m: pb.Node) -> dict[str, Any]:
         "checkpoint_id": m.checkpoint_id,
         "checkpoint_node_id": m.checkpoint_node_id,
         "process_kind": _wire.process_kind(m.process_kind),
+        "may_hold_secrets": m.may_hold_secrets,
         "capture": _wire.capture_status(m.capture),
         "withheld_reason": m.withheld_reason,
         "rewards": dict(m.rewards),

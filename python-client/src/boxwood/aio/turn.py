@@ -144,6 +144,7 @@ class OpenTurn:
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        secret_env: Mapping[str, str] | None = None,
         user: str | None = None,
         stdin: str | bytes | None = None,
         timeout: float | None = None,
@@ -159,7 +160,7 @@ class OpenTurn:
         self._alive()
         request = pb.ExecRequest(
             turn_id=self.id,
-            command=command_message(command, cwd, env, user, stdin, timeout, output_limit),
+            command=command_message(command, cwd, env, user, stdin, timeout, output_limit, secret_env),
             result_only=on_stdout is None and on_stderr is None,
         )
         limit = LONGEST_TURN if timeout is None else timeout + MARGIN

@@ -1,0 +1,5 @@
+//go:build sabotage_secrets
+
+package engine
+
+const hidesSecrets = false
