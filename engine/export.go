@@ -107,15 +107,19 @@ func (x *exporter) gather(ctx context.Context) error {
 		top = t.Root
 	}
 	var pending []ids.Node
-	for n := range e.Store.View().Subtree(top) {
+	v := e.Store.View()
+	for n := range v.Subtree(top) {
 		if !decided(n) {
 			pending = append(pending, n.ID)
 		}
 	}
+	if err := v.Err(); err != nil {
+		return err
+	}
 	if _, err := e.WaitCaptured(ctx, pending); err != nil {
 		return err
 	}
-	v := e.Store.View()
+	v = e.Store.View()
 	var err error
 	if x.top, err = v.Node(top); err != nil {
 		return err
@@ -171,6 +175,9 @@ func (x *exporter) collect(v *tree.View) error {
 			x.processes = append(x.processes, p)
 			x.hold(string(p.ID))
 		}
+	}
+	if err := v.Err(); err != nil {
+		return err
 	}
 	// As they came to be: parents first, siblings in order, as the one who imports them lists them.
 	slices.SortFunc(x.nodes, func(a, b *tree.Node) int { return cmp.Compare(a.CreateIndex, b.CreateIndex) })

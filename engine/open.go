@@ -15,6 +15,7 @@ import (
 	"github.com/boxwood-rl/boxwood/engine/stats"
 	"github.com/boxwood-rl/boxwood/inspector"
 	"github.com/boxwood-rl/boxwood/internal/cgroup"
+	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/tree"
 )
@@ -96,7 +97,7 @@ func Open(ctx context.Context, o OpenOptions) (*Engine, error) {
 		}
 	}
 	p.Capabilities = capabilities(files.Quotas(), host.Missing())
-	if p.Stats, err = stats.New(stats.Options{Dir: filepath.Join(o.StateDir, "stats"), Nodes: nodeRows(p.Store)}); err != nil {
+	if p.Stats, err = stats.New(stats.Options{Dir: filepath.Join(o.StateDir, "stats"), Nodes: nodeTable{p.Store}}); err != nil {
 		p.Stats = nil
 		return fail(fmt.Errorf("opening the statistics: %w", err))
 	}
@@ -122,28 +123,34 @@ func capabilities(quotas bool, missing []string) []Capability {
 	return out
 }
 
-// nodeRows reads the table "nodes" from the store.
-func nodeRows(s *tree.Store) func(ids.Tree) iter.Seq[stats.NodeRow] {
-	return func(of ids.Tree) iter.Seq[stats.NodeRow] {
-		return func(yield func(stats.NodeRow) bool) {
-			v := s.View()
-			for t := range v.Trees() {
-				if of != "" && t.ID != of {
-					continue
+// nodeTable is the table "nodes", read from the store.
+type nodeTable struct{ s *tree.Store }
+
+func (t nodeTable) Count() int { return t.s.View().NodeCount("") }
+
+func (t nodeTable) Each(of ids.Tree) iter.Seq2[stats.NodeRow, error] {
+	return func(yield func(stats.NodeRow, error) bool) {
+		v := t.s.View()
+		for t := range v.Trees() {
+			if of != "" && t.ID != of {
+				continue
+			}
+			for n := range v.NodesOf(t.ID) {
+				full, err := v.FullNode(n.ID)
+				if fault.Is(err, fault.NotFound) {
+					continue // pruned since the view was taken
 				}
-				for n := range v.NodesOf(t.ID) {
-					full, err := v.FullNode(n.ID)
-					if err != nil {
-						continue // pruned since the view was taken
-					}
-					row := stats.NodeRow{Node: full}
-					if n.Checkpoint != "" {
-						row.Restores, _ = v.Checkpoint(n.Checkpoint)
-					}
-					if !yield(row) {
-						return
-					}
+				row := stats.NodeRow{Node: full}
+				if err == nil && n.Checkpoint != "" {
+					row.Restores, _ = v.Checkpoint(n.Checkpoint)
 				}
+				if !yield(row, err) || err != nil {
+					return
+				}
+			}
+			if err := v.Err(); err != nil {
+				yield(stats.NodeRow{}, err)
+				return
 			}
 		}
 	}

@@ -206,6 +206,9 @@ func lastCheckpoint(v *tree.View, id ids.Node) (*tree.Checkpoint, error) {
 			return v.Checkpoint(n.Checkpoint)
 		}
 	}
+	if err := v.Err(); err != nil {
+		return nil, err
+	}
 	return nil, fault.New(fault.DataLoss, "no_checkpoint", "no node from %s up has a checkpoint", id)
 }
 
@@ -233,6 +236,9 @@ func (e *Engine) withholdLostDumps(ctx context.Context) {
 			users = append(users, n.ID)
 		}
 	}
+	if err := v.Err(); err != nil {
+		e.log.Error("looking for nodes whose dumps are lost", "error", err)
+	}
 	_, err = e.Store.Update(ctx, func(tx *tree.Tx) error {
 		for _, id := range users {
 			if err := tx.SetWithheld(id, "state lost: the host went down before its processes were on the disk"); err != nil {
@@ -259,6 +265,9 @@ func (e *Engine) withholdLost(ctx context.Context) error {
 		for n := range v.CheckpointUsers(ck.ID) {
 			lost = append(lost, n.ID)
 		}
+	}
+	if err := v.Err(); err != nil {
+		return err
 	}
 	if len(lost) == 0 {
 		return nil

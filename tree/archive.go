@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"sync"
@@ -29,7 +30,7 @@ import (
 // a crash leaves nothing to repair.
 
 // archivedUses: which archived trees have nodes with a checkpoint. Key: checkpoint, tree.
-var archivedUses = paged[struct{}]{"archived/" + byCheckpoint, 16 + 16, 6}
+var archivedUses = paged[struct{}]{"archived/" + byCheckpoint, 16 + 16, 7}
 
 // archived is what changes to nodes of an archived tree fail with, inside Update.
 type archived struct{ tree nodeKey }
@@ -258,6 +259,16 @@ func (tx *Tx) Node(id ids.Node) (*Node, error) {
 	return n, nil
 }
 
+// UsersOf are the nodes, of any tree, that have a checkpoint; those of an archived tree end the change, as in Node.
+func (tx *Tx) UsersOf(id ids.Checkpoint) ([]*Node, error) {
+	for _, t := range tx.archivedUsers(id) {
+		if err := tx.resident(t); err != nil {
+			return nil, err
+		}
+	}
+	return slices.Collect(tx.CheckpointUsers(id)), nil
+}
+
 // missing says why a node isn't in memory.
 func (tx *Tx) missing(id ids.Node) error {
 	k, ok := keyOf(id, "nd_")
@@ -397,24 +408,43 @@ func (s *Store) archivedNode(id ids.Node) (*Node, error) {
 	}
 }
 
-// shelf is the archived tree that a View read last.
+// shelf is the archived tree that a View read last, and the first read that failed.
 type shelf struct {
 	mu   sync.Mutex
 	tree ids.Tree
 	r    reader
+	err  error
 }
 
 // Load reads a tree from the disk if it is archived, which else the first call does that wants
-// its nodes. Those can't say that it failed: they give what is in memory.
+// its nodes. Those can't say that it failed: they give what is in memory, and Err says so.
 func (v *View) Load(id ids.Tree) error {
 	_, err := v.load(id)
 	return err
+}
+
+// Err is why an iterator of this View gave less than there is: the first read of an archived tree that failed.
+// Whoever draws a conclusion from what wasn't there asks for it afterwards.
+func (v *View) Err() error {
+	v.shelf.mu.Lock()
+	defer v.shelf.mu.Unlock()
+	return v.shelf.err
+}
+
+// less notes why an iterator gives less than there is.
+func (v *View) less(err error) {
+	v.shelf.mu.Lock()
+	defer v.shelf.mu.Unlock()
+	if v.shelf.err == nil && !fault.Is(err, fault.NotFound) {
+		v.shelf.err = err
+	}
 }
 
 // of is the reader that has a tree's nodes.
 func (v *View) of(id ids.Tree) reader {
 	r, err := v.load(id)
 	if err != nil {
+		v.less(err)
 		return v.reader
 	}
 	return r
@@ -505,13 +535,27 @@ func (v *View) home(id ids.Node) reader {
 	if row, ok := v.row(k); ok {
 		return v.of(ids.Tree(ids.Text("tr_", row.mustRefs().tree)))
 	}
-	if n, err := v.elsewhere(id); err == nil {
-		return v.of(n.Tree)
+	n, err := v.elsewhere(id)
+	if err != nil {
+		v.less(err)
+		return v.reader
 	}
-	return v.reader
+	return v.of(n.Tree)
 }
 
-// trees of an archived node's checkpoint.
+// ArchivedUses are the checkpoints that nodes of archived trees have, each with such a tree. They are known without a
+// look at the disk.
+func (r reader) ArchivedUses() iter.Seq2[ids.Checkpoint, ids.Tree] {
+	return func(yield func(ids.Checkpoint, ids.Tree) bool) {
+		for k := range archivedUses.scan(r, nil) {
+			if !yield(ids.Checkpoint(ids.Text("ck_", nodeKey(k))), ids.Tree(ids.Text("tr_", nodeKey(k[16:])))) {
+				return
+			}
+		}
+	}
+}
+
+// archivedUsers are the archived trees that have nodes with a checkpoint.
 func (r reader) archivedUsers(id ids.Checkpoint) (of []ids.Tree) {
 	for k := range archivedUses.scan(r, under(id, "ck_")) {
 		of = append(of, ids.Tree(ids.Text("tr_", nodeKey(k[16:]))))

@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -125,6 +126,7 @@ func openDisk(dir string, o Options) (*disk, error) {
 	}
 	cache := pebble.NewCache(blockCache)
 	defer cache.Unref()
+	merging := &merging{ConcurrencyLimitScheduler: pebble.NewConcurrencyLimitSchedulerWithNoPeriodicGrantingForTest()}
 	opts := &pebble.Options{
 		FS:                          d.fs,
 		Lock:                        lock,
@@ -142,6 +144,7 @@ func openDisk(dir string, o Options) (*disk, error) {
 			FlushEnd:       func(pebble.FlushInfo) { _ = failpoint.Hit("table made") },
 		},
 	}
+	opts.Experimental.CompactionScheduler = merging
 	err = guard(func() error {
 		var err error
 		d.db, err = pebble.Open(logDir, opts)
@@ -160,11 +163,44 @@ func openDisk(dir string, o Options) (*disk, error) {
 	}
 	// pebble refuses to close a lock that it still uses; ours is let go in close.
 	d.unlock = lock.Close
+	merging.begin()
 	if err := d.checkFormat(); err != nil {
 		_ = d.close()
 		return nil, err
 	}
 	return d, nil
+}
+
+// merging has pebble merge tables one at a time, and none before it is open: an Open that fails
+// doesn't wait for those that it has begun, and they end the process. (The scheduler that it makes itself leaves a
+// goroutine then. This one lacks its clock, which is for limits that change.)
+type merging struct {
+	*pebble.ConcurrencyLimitScheduler
+	db   pebble.DBForCompaction
+	open atomic.Bool
+}
+
+func (m *merging) Register(n int, db pebble.DBForCompaction) {
+	m.db = db
+	m.ConcurrencyLimitScheduler.Register(n, db)
+}
+
+func (m *merging) TrySchedule() (bool, pebble.CompactionGrantHandle) {
+	if !m.open.Load() {
+		return false, nil
+	}
+	return m.ConcurrencyLimitScheduler.TrySchedule()
+}
+
+// begin lets what waits be merged.
+func (m *merging) begin() {
+	m.open.Store(true)
+	if waiting, _ := m.db.GetWaitingCompaction(); !waiting {
+		return
+	}
+	if ok, grant := m.TrySchedule(); ok && !m.db.Schedule(grant) {
+		grant.Done()
+	}
 }
 
 // checkFormat refuses what a newer program wrote, and signs what is new.
@@ -280,7 +316,7 @@ func (d *disk) get(key []byte) ([]byte, error) {
 	}
 	v, c, err := d.db.Get(key)
 	if err != nil {
-		return nil, damaged(d.dir, err)
+		return nil, unread(d.dir, err)
 	}
 	defer c.Close()
 	return append([]byte{}, v...), nil
@@ -310,19 +346,22 @@ func (d *disk) within(prefix []byte, f func(key, value []byte) error) error {
 func (d *disk) scan(low, high []byte, f func(key, value []byte) error) error {
 	it, err := d.db.NewIter(&pebble.IterOptions{LowerBound: low, UpperBound: high})
 	if err != nil {
-		return err
+		return unread(d.dir, err)
 	}
 	defer it.Close()
 	for ok := it.First(); ok; ok = it.Next() {
 		v, err := it.ValueAndErr()
 		if err != nil {
-			return damaged(d.dir, err)
+			return unread(d.dir, err)
 		}
 		if err := f(it.Key(), v); err != nil {
 			return err
 		}
 	}
-	return damaged(d.dir, it.Error())
+	if !tellsReads {
+		return nil
+	}
+	return unread(d.dir, it.Error())
 }
 
 // free is how many bytes the disk has left; all, where it can't tell.
@@ -352,13 +391,17 @@ func (d *disk) close() error {
 	default:
 	}
 	last, err := d.last()
-	if err = errors.Join(err, guard(d.db.Close)); err == nil {
-		err = closedAt(d.fs, d.dir, last)
+	closing := guard(d.db.Close)
+	if closing == nil {
+		if err == nil {
+			err = closedAt(d.fs, d.dir, last)
+		}
+		err = errors.Join(err, d.unlock())
 	}
-	if err != nil {
+	if err = errors.Join(err, closing); err != nil {
 		return fault.New(fault.Internal, "state_dir", "closing the log in %s: %w", d.dir, err)
 	}
-	return d.unlock()
+	return nil
 }
 
 // last is the index of the last write. It is called with mu held.
@@ -414,6 +457,29 @@ func (d *disk) fail(err error) {
 
 func errClosed() error {
 	return fault.New(fault.Unavailable, "store_closed", "the store is closed")
+}
+
+// unread is what a read failed with: damage, or a disk that didn't give what is on it. A row that
+// isn't there stays pebble.ErrNotFound.
+func unread(dir string, err error) error {
+	if err == nil || errors.Is(err, pebble.ErrNotFound) {
+		return err
+	}
+	var known *fault.Error
+	if err := damaged(dir, err); errors.As(err, &known) {
+		return err
+	}
+	return fault.New(fault.Unavailable, "state_unreadable", "reading the log in %s: %w", dir, err).
+		WithHint("look at the disk; what couldn't be read is asked for again when it answers")
+}
+
+// reading says what was being read when err came; what can't be decoded is damage.
+func reading(err error, format string, args ...any) error {
+	f := fault.Error{Kind: fault.DataLoss, Reason: "log_damaged"}
+	if known := (*fault.Error)(nil); errors.As(err, &known) {
+		f = *known
+	}
+	return fault.New(f.Kind, f.Reason, "reading "+format+": %w", append(args, err)...).WithHint("%s", f.Hint)
 }
 
 func lockFault(dir string, err error) error {

@@ -43,8 +43,10 @@ var (
 	nodesByPayload = paged[struct{}]{nodes + "/" + byPayload, 32 + 16, 4}
 	// PendingCaptures in creation order; nearly always nearly empty. Key: CreateIndex, node.
 	nodesPending = paged[struct{}]{nodes + "/" + pending, 8 + 16, 5}
+	// PinnedNodes: what a policy for states has to go around. Key: tree, node.
+	nodesPinned = paged[struct{}]{nodes + "/" + pinned, 16 + 16, 6}
 
-	nodeIndexes = []paged[struct{}]{nodesByTree, nodesByParent, nodesByCheckpoint, nodesByPayload, nodesPending}
+	nodeIndexes = []paged[struct{}]{nodesByTree, nodesByParent, nodesByCheckpoint, nodesByPayload, nodesPending, nodesPinned}
 )
 
 // refs is what the store itself needs of a node, read without making a Node.
@@ -54,11 +56,11 @@ type refs struct {
 	capture                      Capture
 	create, modify               uint64
 	payload                      [32]byte
-	hasPayload                   bool
+	hasPayload, pinned           bool
 }
 
 // refsKeys are a node's keys in each of nodeIndexes; nil: it isn't in it.
-type refsKeys [5][]byte
+type refsKeys [6][]byte
 
 func (f *refs) keys() (ks refsKeys) {
 	u64 := binary.BigEndian.AppendUint64
@@ -74,6 +76,9 @@ func (f *refs) keys() (ks refsKeys) {
 	}
 	if f.capture == Recorded {
 		ks[4] = append(u64(nil, f.create), f.id[:]...)
+	}
+	if f.pinned {
+		ks[5] = append(f.tree[:16:16], f.id[:]...)
 	}
 	return ks
 }
@@ -97,6 +102,7 @@ func layoutRefs(c *coder, f *refs) {
 			c.fail(fmt.Errorf("a payload's digest has %d bytes", len(b)))
 		}
 	}
+	c.flag(20, &f.pinned)
 	unsigned(c, 28, &f.modify)
 	unsigned(c, 29, &f.create)
 }
@@ -124,7 +130,7 @@ func (r nodeRow) refs() (*refs, error) {
 
 // refsOf is of a node whose ids were checked.
 func refsOf(n *Node) *refs {
-	f := &refs{depth: n.Depth, ordinal: n.Ordinal, capture: n.Capture, create: n.CreateIndex, modify: n.ModifyIndex}
+	f := &refs{depth: n.Depth, ordinal: n.Ordinal, capture: n.Capture, create: n.CreateIndex, modify: n.ModifyIndex, pinned: n.Pinned}
 	f.id, _ = keyOf(n.ID, "nd_")
 	f.tree, _ = keyOf(n.Tree, "tr_")
 	f.parent, _ = keyOf(n.Parent, "nd_")
@@ -326,6 +332,11 @@ func (r reader) PendingCaptures() iter.Seq[*Node] { return r.nodesIn(nodesPendin
 // CheckpointUsers are the nodes, of any tree, that a fork would give this checkpoint.
 func (r reader) CheckpointUsers(id ids.Checkpoint) iter.Seq[*Node] {
 	return r.nodesIn(nodesByCheckpoint, under(id, "ck_"))
+}
+
+// PinnedNodes are those of a tree.
+func (r reader) PinnedNodes(id ids.Tree) iter.Seq[*Node] {
+	return r.nodesIn(nodesPinned, under(id, "tr_"))
 }
 
 func (r reader) checkpointUsed(id ids.Checkpoint) bool {

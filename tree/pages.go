@@ -55,7 +55,7 @@ func (t paged[V]) from(r reader, key []byte) func() *page[V] {
 // recent are pages that the changes of a group have just looked up, two of each table: changes
 // that come together are mostly of the same trees. What lies between a key that was
 // looked up and the end of its page belongs to that page, until the table's pages change.
-type recent [7]struct {
+type recent [8]struct {
 	pages [2]struct {
 		low  [48]byte
 		page any

@@ -51,7 +51,7 @@ func (tx *Tx) Prune(id ids.Node, keepNode bool) (*Pruned, error) {
 		if keepNode && n.ID == id {
 			continue
 		}
-		if err := tx.free(n); err != nil {
+		if err := tx.Unused(n); err != nil {
 			return nil, err
 		}
 		doomed = append(doomed, n)
@@ -83,8 +83,8 @@ func (tx *Tx) Prune(id ids.Node, keepNode bool) (*Pruned, error) {
 	return p, nil
 }
 
-// free refuses a node that is in use.
-func (tx *Tx) free(n *Node) error {
+// Unused refuses a node whose state is in use, as Prune does.
+func (tx *Tx) Unused(n *Node) error {
 	if n.Pinned {
 		return fault.New(fault.Precondition, "pinned", "node %s is pinned", n.ID).WithHint("unpin it first")
 	}

@@ -97,7 +97,7 @@ func (s *Store) Payload(digest string) ([]byte, error) {
 		return nil, fault.New(fault.NotFound, "payload_not_found", "there is no payload %q", digest)
 	}
 	if err != nil {
-		return nil, fault.New(fault.DataLoss, "log_damaged", "reading the payload %s: %w", digest, err)
+		return nil, reading(err, "the payload %s", digest)
 	}
 	if sum := sha256.Sum256(b); hex.EncodeToString(sum[:]) != digest {
 		return nil, fault.New(fault.DataLoss, "log_damaged", "the payload %s has other bytes than were put", digest)

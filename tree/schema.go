@@ -38,6 +38,7 @@ const (
 	byName       = "name"
 	byAge        = "age"
 	pending      = "pending"
+	pinned       = "pinned"
 	byRun        = "run"
 	byResident   = "resident"
 	byCondemned  = "condemned"

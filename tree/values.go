@@ -3,7 +3,6 @@ package tree
 import (
 	"maps"
 	"math"
-	"slices"
 	"time"
 
 	"github.com/boxwood-rl/boxwood/internal/fault"
@@ -53,17 +52,16 @@ func (tx *Tx) SetProven(id ids.Checkpoint) error {
 	if err != nil || k.Proven {
 		return err
 	}
-	for _, t := range tx.archivedUsers(id) {
-		if err := tx.resident(t); err != nil {
-			return err
-		}
+	users, err := tx.UsersOf(id)
+	if err != nil {
+		return err
 	}
 	proven := *k
 	proven.Proven = true
 	if err := tx.PutCheckpoint(proven); err != nil {
 		return err
 	}
-	for _, n := range slices.Collect(tx.CheckpointUsers(id)) {
+	for _, n := range users {
 		if n.Capture != Captured {
 			continue
 		}

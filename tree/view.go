@@ -217,6 +217,9 @@ func (v *View) NodesOf(id ids.Tree) iter.Seq[*Node] { return v.of(id).NodesOf(id
 // Children are by ordinal.
 func (v *View) Children(id ids.Node) iter.Seq[*Node] { return v.home(id).Children(id) }
 
+// PinnedNodes are those of a tree.
+func (v *View) PinnedNodes(id ids.Tree) iter.Seq[*Node] { return v.of(id).PinnedNodes(id) }
+
 // HasChildren is Children without making one.
 func (v *View) HasChildren(id ids.Node) bool { return v.home(id).HasChildren(id) }
 
@@ -276,7 +279,7 @@ func (v *View) FullNode(id ids.Node) (*Node, error) {
 		err = decodeInto(&full, b, layoutDetail)
 	}
 	if err != nil {
-		return nil, fault.New(fault.DataLoss, "log_damaged", "reading what the turn of node %s did: %w", id, err)
+		return nil, reading(err, "what the turn of node %s did", id)
 	}
 	return &full, nil
 }
@@ -299,7 +302,7 @@ func (v *View) Reply(k string) (*Reply, error) {
 		r, err = decode(b, layoutFullReply)
 	}
 	if err != nil {
-		return nil, fault.New(fault.DataLoss, "log_damaged", "reading the reply to %q: %w", k, err)
+		return nil, reading(err, "the reply to %q", k)
 	}
 	return r, nil
 }

@@ -1,12 +1,20 @@
 package service
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"testing"
 
 	"google.golang.org/grpc/metadata"
 
+	"github.com/boxwood-rl/boxwood/engine/stats"
+	"github.com/boxwood-rl/boxwood/internal/testenv"
 	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 )
 
@@ -130,19 +138,7 @@ func TestClosedTreeLeavesMemory(t *testing.T) {
 	if _, err := d.client.CloseTree(ctx(t), &boxwoodv1.CloseTreeRequest{TreeId: root.GetTreeId()}); err != nil {
 		t.Fatal(err)
 	}
-	archived := func() bool {
-		r, err := d.client.ListTrees(ctx(t), &boxwoodv1.ListTreesRequest{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, tr := range r.GetTrees() {
-			if tr.GetId() == root.GetTreeId() {
-				return tr.GetArchived() && tr.GetNodeCount() == 3
-			}
-		}
-		return false
-	}
-	until(t, "the closed tree is archived", archived)
+	until(t, "the closed tree is archived", func() bool { return d.archived(t, root.GetTreeId()) })
 	if after := d.listNodes(t, root.GetTreeId()); after != before {
 		t.Fatalf("archived, the tree is\n%s\nand was\n%s", after, before)
 	}
@@ -162,6 +158,65 @@ func TestClosedTreeLeavesMemory(t *testing.T) {
 	}
 	if got := d.ok(t, d.fork(t, node.GetId(), 1)[0].GetId(), "cat /root/one /root/two"); got != "one\ntwo\n" {
 		t.Fatalf("opened again, it forks to %q", got)
+	}
+}
+
+// archived: a tree's nodes have left memory.
+func (d *daemon) archived(t testing.TB, id string) bool {
+	t.Helper()
+	r, err := d.client.ListTrees(ctx(t), &boxwoodv1.ListTreesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tr := range r.GetTrees() {
+		if tr.GetId() == id {
+			return tr.GetArchived()
+		}
+	}
+	return false
+}
+
+// If it fails, analysts can't read a tree once it is closed: its nodes as Parquet, by pyarrow, Polars and DuckDB.
+func TestClosedTreeAsParquet(t *testing.T) {
+	python := testenv.Python("pyarrow", "polars", "duckdb")
+	testenv.Require(t, python.Need)
+	d := running(t)
+	root, sb := d.newTree(t)
+	node := d.run(t, sb.GetId(), "echo two > /root/two").GetNode()
+	d.captured(t, node.GetId())
+	reward := &boxwoodv1.NodeAnnotation{NodeId: node.GetId(), Rewards: map[string]float64{"tests": 0.5}}
+	if _, err := d.client.Annotate(ctx(t), &boxwoodv1.AnnotateRequest{Annotations: []*boxwoodv1.NodeAnnotation{reward}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.client.CloseTree(ctx(t), &boxwoodv1.CloseTreeRequest{TreeId: root.GetTreeId()}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the closed tree is archived", func() bool { return d.archived(t, root.GetTreeId()) })
+	stream, err := d.client.ExportStats(ctx(t), &boxwoodv1.ExportStatsRequest{Table: stats.Nodes, TreeId: root.GetTreeId()})
+	var table bytes.Buffer
+	for err == nil {
+		var c *boxwoodv1.ExportStatsChunk
+		if c, err = stream.Recv(); err == nil {
+			table.Write(c.GetData())
+		}
+	}
+	if !errors.Is(err, io.EOF) {
+		t.Fatal(err)
+	}
+	f, err := os.Create(filepath.Join(t.TempDir(), "nodes.parquet"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if rows, err := stats.WriteParquet(&table, f); err != nil || rows != 2 {
+		t.Fatalf("%d rows, %v; want the root and a turn", rows, err)
+	}
+	out, err := exec.Command(python.Path, "testdata/closed_tree.py", f.Name(), root.GetId(), node.GetId()).CombinedOutput()
+	if err != nil {
+		t.Fatalf("reading %s: %v\n%s", f.Name(), err, out)
+	}
+	if !d.archived(t, root.GetTreeId()) {
+		t.Error("reading it has brought the tree back into memory")
 	}
 }
 

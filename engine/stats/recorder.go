@@ -23,9 +23,15 @@ type Options struct {
 	MaxRowsInMemory int
 	// MaxDiskBytes of each table, beyond which its oldest files are removed; 0: 256 MiB.
 	MaxDiskBytes int64
-	// Nodes gives the nodes of one tree, or of all if the tree is empty. Nil: the
-	// table "nodes" is empty.
-	Nodes func(ids.Tree) iter.Seq[NodeRow]
+	// Nodes are the rows of the table "nodes"; nil: it is empty.
+	Nodes NodeSource
+}
+
+// NodeSource has the nodes of all trees.
+type NodeSource interface {
+	Count() int
+	// Each gives the nodes of one tree, or of all if the tree is empty. An error, of a node that can't be read, ends it.
+	Each(ids.Tree) iter.Seq2[NodeRow, error]
 }
 
 // Recorder holds the tables. It is safe for concurrent use.
@@ -134,9 +140,7 @@ func (r *Recorder) Tables() []Table {
 	tables := []Table{describe(r.turns), {}, describe(r.forks), describe(r.captures), describe(r.audits)}
 	tables[1] = columnsOf(nodesTable.name, nodesTable.doc, nodesTable.schema)
 	if r.options.Nodes != nil {
-		for range r.options.Nodes("") {
-			tables[1].Rows++
-		}
+		tables[1].Rows = int64(r.options.Nodes.Count())
 	}
 	return tables
 }
@@ -217,7 +221,10 @@ func (r *Recorder) exportNodes(ctx context.Context, of ids.Tree, w io.Writer) er
 		return nil
 	}
 	if r.options.Nodes != nil {
-		for row := range r.options.Nodes(of) {
+		for row, err := range r.options.Nodes.Each(of) {
+			if err != nil {
+				return err // without the end of the stream, which would say that it is whole
+			}
 			rows = append(rows, row)
 			if err := write(false); err != nil {
 				return errors.Join(err, out.Close())

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -229,21 +230,51 @@ func TestUnknownTable(t *testing.T) {
 	}
 }
 
+// source is a NodeSource whose read fails after its rows, if err is there.
+type source struct {
+	rows []NodeRow
+	err  error
+}
+
+func (s source) Count() int { return len(s.rows) }
+
+func (s source) Each(ids.Tree) iter.Seq2[NodeRow, error] {
+	return func(yield func(NodeRow, error) bool) {
+		for _, row := range s.rows {
+			if !yield(row, nil) {
+				return
+			}
+		}
+		if s.err != nil {
+			yield(NodeRow{}, s.err)
+		}
+	}
+}
+
+// If it fails, a table of nodes of which some can't be read looks like one that is whole.
+func TestUnreadableNodesAreNoShorterTable(t *testing.T) {
+	broken := fault.New(fault.Unavailable, "state_unreadable", "reading the log")
+	r := mustNew(t, Options{Nodes: source{slices.Repeat([]NodeRow{{Node: &tree.Node{ID: "nd_1", Tree: "tr_1"}}}, 3000), broken}})
+	var b bytes.Buffer
+	if err := r.Export(context.Background(), Nodes, "", &b); err != broken {
+		t.Fatalf("exporting gives %v, want %v", err, broken)
+	}
+	if in, err := ipc.NewReader(&b); err == nil {
+		for in.Next() {
+		}
+		if in.Err() == nil {
+			t.Error("the stream that was broken off reads like a whole one")
+		}
+	}
+}
+
 // Batches must fit a gRPC message however long the text in them is.
 func TestBatchesStayBelow2MiB(t *testing.T) {
 	node := &tree.Node{ID: "nd_1", Tree: "tr_1", Action: tree.Action{Text: bytes.Repeat([]byte("a"), 64<<10)}, Labels: map[string]string{}}
 	for i := range 2000 {
 		node.Labels[fmt.Sprint(i)] = strings.Repeat("l", 1000)
 	}
-	r := mustNew(t, Options{Nodes: func(ids.Tree) iter.Seq[NodeRow] {
-		return func(yield func(NodeRow) bool) {
-			for range 2000 {
-				if !yield(NodeRow{Node: node}) {
-					return
-				}
-			}
-		}
-	}})
+	r := mustNew(t, Options{Nodes: source{rows: slices.Repeat([]NodeRow{{Node: node}}, 2000)}})
 	stream := &largestWrite{}
 	if err := r.Export(context.Background(), Nodes, "", stream); err != nil {
 		t.Fatal(err)
@@ -318,11 +349,7 @@ func TestRealClientsReadTheTables(t *testing.T) {
 	node := &tree.Node{ID: "nd_2", Tree: "tr_a", Parent: "nd_1", Depth: 1, Verdict: tree.Files, Capture: tree.Captured,
 		Checkpoint: "ck_1", Rewards: map[string]float64{"tests": 1}, Action: tree.Action{Text: []byte("echo \xff")}}
 	checkpoint := &tree.Checkpoint{ID: "ck_1", Node: "nd_2", Process: tree.Empty, Bytes: 4096}
-	r := mustNew(t, Options{Dir: filepath.Join(dir, "spill"), Nodes: func(ids.Tree) iter.Seq[NodeRow] {
-		return func(yield func(NodeRow) bool) {
-			_ = yield(NodeRow{Node: &tree.Node{ID: "nd_1", Tree: "tr_a"}}) && yield(NodeRow{node, checkpoint})
-		}
-	}})
+	r := mustNew(t, Options{Dir: filepath.Join(dir, "spill"), Nodes: source{rows: []NodeRow{{Node: &tree.Node{ID: "nd_1", Tree: "tr_a"}}, {node, checkpoint}}}})
 	for i := range 5000 {
 		if i == 4500 {
 			if err := r.turns.flush(); err != nil { // the stream joins a file's batches and memory's

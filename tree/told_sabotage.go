@@ -1,0 +1,5 @@
+//go:build sabotage_unread
+
+package tree
+
+const tellsReads = false
