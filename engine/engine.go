@@ -153,6 +153,7 @@ type Engine struct {
 	turns     map[ids.Turn]*turn
 	pending   map[ids.Node]*sched.Job // captures not yet decided
 	held      map[string]int          // snapshots and process states that are being read
+	retained  retained
 	reserved  int                     // sandboxes being made
 	closing   bool
 	settled   chan struct{} // closed when closing and nothing is reserved

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/boxwood-rl/boxwood/internal/failpoint"
@@ -82,23 +83,10 @@ func (e *Engine) PruneStates(ctx context.Context, id ids.Node, keep, release boo
 
 // evictable refuses a node whose state is in use.
 func (e *Engine) evictable(tx *tree.Tx, n *tree.Node) error {
-	if n.Pinned {
-		return fault.New(fault.Precondition, "pinned", "node %s is pinned", n.ID).WithHint("unpin it first")
-	}
-	for s := range tx.SandboxesAt(n.ID) {
-		return fault.New(fault.Precondition, "sandbox_there", "sandbox %s stands at node %s", s.ID, n.ID).
-			WithHint("release it first, or ask for that with the prune")
-	}
-	k, err := tx.Checkpoint(n.Checkpoint)
-	if err != nil || k.Node != n.ID {
+	if err := tx.Unused(n); err != nil || n.Checkpoint == "" {
 		return err
 	}
-	for u := range tx.CheckpointUsers(k.ID) {
-		if u.Tree != n.Tree {
-			return fault.New(fault.Precondition, "checkpoint_shared", "tree %s was started from node %s", u.Tree, n.ID).WithHint("prune that tree first")
-		}
-	}
-	if s := e.basedOn(k.ID); s != "" {
+	if s := e.basedOn(n.Checkpoint); s != "" {
 		return fault.New(fault.Precondition, "sandbox_there", "what sandbox %s changes is compared with node %s", s, n.ID).WithHint("release it first")
 	}
 	return nil
@@ -159,28 +147,36 @@ func replay(tx *tree.Tx, id ids.Node, going map[ids.Node]bool) string {
 	return ""
 }
 
-// Retain applies the policy once, and says what that gave back.
+// Retain applies the policy once, and says what that gave back. A closed tree whose states go comes back into memory for
+// that, and leaves it again.
 func (e *Engine) Retain(ctx context.Context) (Pruned, error) {
-	policy := e.cfg.Retention
-	if policy.none() {
+	if e.cfg.Retention.none() {
 		return Pruned{}, nil
 	}
+	going, err := e.surplus(e.Store.View(), time.Now())
+	if err != nil {
+		return Pruned{}, err
+	}
 	var total Pruned
-	for _, k := range e.surplus(e.Store.View(), policy, time.Now()) {
+	for _, k := range going {
+		var got Pruned
 		_, err := e.Store.Update(ctx, func(tx *tree.Tx) error {
-			var list []*tree.Node
-			for n := range tx.CheckpointUsers(k.ID) {
+			list, err := tx.UsersOf(k.ID)
+			if err != nil {
+				return err
+			}
+			for _, n := range list {
 				if err := e.evictable(tx, n); err != nil {
 					return err
 				}
-				list = append(list, n)
 			}
 			slices.SortFunc(list, func(a, b *tree.Node) int { return cmp.Compare(a.Depth, b.Depth) })
-			got, err := e.evict(tx, list, "by policy")
-			total.Nodes, total.Checkpoints, total.FreedBytes = total.Nodes+got.Nodes, total.Checkpoints+got.Checkpoints, total.FreedBytes+got.FreedBytes
+			got, err = e.evict(tx, list, "by policy")
 			return err
 		})
-		if err != nil && !fault.Is(err, fault.Precondition) { // somebody has come to use it
+		if err == nil {
+			total.Nodes, total.Checkpoints, total.FreedBytes = total.Nodes+got.Nodes, total.Checkpoints+got.Checkpoints, total.FreedBytes+got.FreedBytes
+		} else if !fault.Is(err, fault.Precondition) { // else somebody has come to use it
 			return total, err
 		}
 	}
@@ -188,9 +184,34 @@ func (e *Engine) Retain(ctx context.Context) (Pruned, error) {
 	return total, nil
 }
 
+// retained is what a policy knows of checkpoints and of archived trees from when it was applied last, so that what
+// doesn't change is read from the disk once. Of one goroutine at a time.
+type retained struct {
+	mu   sync.Mutex
+	made map[ids.Checkpoint]made
+	kept map[ids.Tree]keptBy
+}
+
+// made is where and when a checkpoint came to be. Neither changes.
+type made struct {
+	depth int
+	ended time.Time
+}
+
+// keptBy are the checkpoints on the path to pinned nodes of an archived tree, which is as it is while its index stays.
+type keptBy struct {
+	index       uint64
+	checkpoints []ids.Checkpoint
+}
+
 // surplus are the checkpoints that the policy lets go, oldest first.
-func (e *Engine) surplus(v *tree.View, p Retention, now time.Time) []*tree.Checkpoint {
-	kept := e.inUse(v)
+func (e *Engine) surplus(v *tree.View, now time.Time) ([]*tree.Checkpoint, error) {
+	e.retained.mu.Lock()
+	defer e.retained.mu.Unlock()
+	kept, err := e.inUse(v)
+	if err != nil {
+		return nil, err
+	}
 	var all []*tree.Checkpoint
 	have := map[ids.Tree]int{}
 	var bytes int64
@@ -203,27 +224,51 @@ func (e *Engine) surplus(v *tree.View, p Retention, now time.Time) []*tree.Check
 	}
 	slices.SortFunc(all, func(a, b *tree.Checkpoint) int { return a.CreatedAt.Compare(b.CreatedAt) })
 	var out []*tree.Checkpoint
+	p, known := e.cfg.Retention, map[ids.Checkpoint]made{}
 	for _, k := range all {
-		var n *tree.Node // its own, or the first that has it since that was pruned
-		for n = range v.CheckpointUsers(k.ID) {
-			break
+		goes := p.Count > 0 && have[k.Tree] > p.Count || p.Bytes > 0 && bytes > p.Bytes
+		if !goes && (p.Depth > 0 || p.Age > 0) {
+			m, err := e.madeAt(v, k)
+			if err != nil {
+				return nil, err
+			}
+			known[k.ID] = m
+			goes = p.Depth > 0 && m.depth > p.Depth || p.Age > 0 && now.Sub(m.ended) > p.Age
 		}
-		if n == nil {
-			continue
-		}
-		if p.Count > 0 && have[k.Tree] > p.Count || p.Bytes > 0 && bytes > p.Bytes ||
-			p.Depth > 0 && int(n.Depth) > p.Depth || p.Age > 0 && now.Sub(n.EndedAt) > p.Age {
+		if goes {
 			have[k.Tree]--
 			bytes -= k.Bytes
 			out = append(out, k)
 		}
 	}
-	return out
+	e.retained.made = known
+	return out, nil
+}
+
+// madeAt reads the node that a checkpoint was made for, or the first that has it since that was pruned.
+func (e *Engine) madeAt(v *tree.View, k *tree.Checkpoint) (made, error) {
+	if m, ok := e.retained.made[k.ID]; ok {
+		return m, nil
+	}
+	n, err := v.Node(k.Node)
+	if fault.Is(err, fault.NotFound) {
+		for n = range v.CheckpointUsers(k.ID) {
+			break
+		}
+		if err = v.Err(); n == nil && err == nil { // it has gone since the view was taken
+			return made{0, k.CreatedAt}, nil
+		}
+	}
+	if err != nil {
+		return made{}, err
+	}
+	return made{int(n.Depth), n.EndedAt}, nil
 }
 
 // inUse are the checkpoints on the path to what is pinned or stood on, those of
-// roots, and those that several trees share.
-func (e *Engine) inUse(v *tree.View) map[ids.Checkpoint]bool {
+// roots, and those that several trees share: another tree has a node's checkpoint only if it was started from it, so
+// that its root has it, too.
+func (e *Engine) inUse(v *tree.View) (map[ids.Checkpoint]bool, error) {
 	kept, seen := map[ids.Checkpoint]bool{}, map[ids.Node]bool{}
 	path := func(id ids.Node) {
 		for n := range v.PathToRoot(id) {
@@ -237,23 +282,51 @@ func (e *Engine) inUse(v *tree.View) map[ids.Checkpoint]bool {
 	for s := range v.Sandboxes() {
 		path(s.Head)
 	}
-	owner := map[ids.Checkpoint]ids.Tree{}
+	known, root := map[ids.Tree]keptBy{}, map[ids.Tree]ids.Node{}
 	for t := range v.Trees() {
+		if t.Archive == tree.OnDisk {
+			root[t.ID] = t.Root
+			of, ok := e.retained.kept[t.ID]
+			if !ok || of.index != t.ModifyIndex {
+				of = keptBy{index: t.ModifyIndex, checkpoints: pinnedPaths(v, t.ID)}
+			}
+			known[t.ID] = of
+			for _, k := range of.checkpoints {
+				kept[k] = true
+			}
+			continue
+		}
 		path(t.Root)
-		for n := range v.NodesOf(t.ID) {
-			if n.Pinned {
-				path(n.ID)
-			}
-			if n.Checkpoint == "" {
-				continue
-			}
-			if first, ok := owner[n.Checkpoint]; ok && first != t.ID {
-				kept[n.Checkpoint] = true
-			}
-			owner[n.Checkpoint] = t.ID
+		for n := range v.PinnedNodes(t.ID) {
+			path(n.ID)
 		}
 	}
-	return kept
+	for id, of := range v.ArchivedUses() {
+		if k, err := v.Checkpoint(id); err == nil && (k.Tree != of || k.Node == root[of]) {
+			kept[id] = true
+		}
+	}
+	if err := v.Err(); err != nil { // what couldn't be read may be in use
+		return nil, err
+	}
+	e.retained.kept = known
+	return kept, nil
+}
+
+func pinnedPaths(v *tree.View, id ids.Tree) (out []ids.Checkpoint) {
+	seen := map[ids.Node]bool{}
+	for p := range v.PinnedNodes(id) {
+		for n := range v.PathToRoot(p.ID) {
+			if seen[n.ID] {
+				break
+			}
+			seen[n.ID] = true
+			if n.Checkpoint != "" {
+				out = append(out, n.Checkpoint)
+			}
+		}
+	}
+	return out
 }
 
 // retainAgain applies the policy until ctx ends.

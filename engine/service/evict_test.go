@@ -92,6 +92,34 @@ func TestPruneOnlyStates(t *testing.T) {
 	}
 }
 
+// If it fails, the states of closed trees stay whatever the policy says, or one goes that leads to what is pinned.
+func TestRetentionOfClosedTrees(t *testing.T) {
+	testenv.Require(t, testenv.Root, testenv.BPF, testenv.Btrfs)
+	d := startDaemon(t, "")
+	d.importRoot(t)
+	root, sb := d.newTree(t)
+	line := d.line(t, sb.GetId(), "a", 5)
+	if _, err := d.client.Pin(ctx(t), &boxwoodv1.PinRequest{NodeIds: []string{line[1].GetId()}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.client.CloseTree(ctx(t), &boxwoodv1.CloseTreeRequest{TreeId: root.GetTreeId()}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the closed tree is archived", func() bool { return d.archived(t, root.GetTreeId()) })
+	d.stop()
+	t.Setenv(keepStates, "3") // as many as the pinned node needs
+	d = startDaemon(t, d.dir)
+	until(t, "the policy to be kept", func() bool {
+		return d.node(t, line[4].GetId()).GetCapture() == boxwoodv1.CaptureStatus_CAPTURE_STATUS_WITHHELD
+	})
+	for i, n := range line {
+		n = d.node(t, n.GetId())
+		if gone := strings.Contains(n.GetWithheldReason(), "evicted by policy"); gone != (i > 1) {
+			t.Errorf("state %d of 5, of which the second is pinned: %v %s", i+1, n.GetCapture(), n.GetWithheldReason())
+		}
+	}
+}
+
 // The policy lets the oldest states go, and keeps those on the way to what is
 // pinned or lives.
 func TestRetention(t *testing.T) {
