@@ -154,7 +154,7 @@ type Engine struct {
 	pending   map[ids.Node]*sched.Job // captures not yet decided
 	held      map[string]int          // snapshots and process states that are being read
 	retained  retained
-	reserved  int                     // sandboxes being made
+	reserved  int // sandboxes being made
 	closing   bool
 	settled   chan struct{} // closed when closing and nothing is reserved
 
