@@ -25,6 +25,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/boxwood-rl/boxwood/engine/box"
@@ -135,18 +136,20 @@ type Engine struct {
 	dumps   *dumpStore
 	leader  leader
 
-	captures *sched.Runner
-	audits   audits
-	clones   chan struct{} // one token per clone being made: those under way share transactions
-	attaches chan struct{} // one token per box being made
-	spares   *spares
-	trials   *trials
-	secrets  *secrets
-	ignores  ignores
-	removals *sched.Runner // kills of released boxes, removal of file state
-	setups   flights       // set-ups being run, by digest
-	images   sync.Mutex    // one import or removal at a time
-	imports  sync.RWMutex  // of trees: no image is removed meanwhile
+	captures  *sched.Runner
+	audits    audits
+	clones    chan struct{} // one token per clone being made: those under way share transactions
+	attaches  chan struct{} // one token per box being made
+	spares    *spares
+	trials    *trials
+	secrets   *secrets
+	ignores   ignores
+	removals  *sched.Runner // kills of released boxes, removal of file state
+	postponed atomic.Int64  // removals that failed and will be tried again
+	condemned atomic.Bool   // one of them is removeCondemned
+	setups    flights       // set-ups being run, by digest
+	images    sync.Mutex    // one import or removal at a time
+	imports   sync.RWMutex  // of trees: no image is removed meanwhile
 
 	mu        sync.Mutex
 	sandboxes map[ids.Sandbox]*sandbox
@@ -271,7 +274,7 @@ func (e *Engine) Info() (Info, error) {
 	return Info{
 		Sandboxes: live, Nodes: e.Store.View().NodeCount(""), Zygotes: max(0, e.Boxes.Ready()-e.spares.missing()), Pool: usage,
 		Limits: e.cfg.Limits, LostEvents: e.Inspector.LostEvents(),
-		PendingRemovals: e.removals.Pending() + e.trials.pending() + e.Pool.PendingRemovals(), Capabilities: found,
+		PendingRemovals: e.removals.Pending() + int(e.postponed.Load()) + e.trials.pending() + e.Pool.PendingRemovals(), Capabilities: found,
 	}, nil
 }
 

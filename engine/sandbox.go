@@ -369,19 +369,33 @@ func (e *Engine) drop(ctx context.Context, s *sandbox, why string) error {
 	return nil
 }
 
-// bury tears a body down in the background.
-func (e *Engine) bury(b *body) {
+// bury tears a body down in the background, and tries again what couldn't be done.
+func (e *Engine) bury(b *body) { e.buryLater(b, time.Second) }
+
+func (e *Engine) buryLater(b *body, again time.Duration) {
 	e.removals.Submit(sched.Shadow, func(ctx context.Context, _ time.Duration) error {
 		err := e.tearDown(context.WithoutCancel(ctx), b)
 		if err != nil {
-			e.log.Error("ending a box", "generation", b.gen, "error", err)
+			e.log.Error("ending a box", "generation", b.gen, "error", err, "again_in", again)
+			e.later(again, func() { e.buryLater(b, min(2*again, time.Minute)) })
 		}
 		return err
 	})
 }
 
-// tearDown ends a body: processes first, then what they could write to. If that
-// can't be, its file state stays until the next start finds nobody using it.
+// later does something after a while, unless the daemon ends before.
+func (e *Engine) later(after time.Duration, do func()) {
+	e.postponed.Add(1)
+	time.AfterFunc(after, func() {
+		defer e.postponed.Add(-1)
+		if e.life.Err() == nil {
+			do()
+		}
+	})
+}
+
+// tearDown ends a body: processes first, then what they could write to. It is safe to
+// repeat. What an ended daemon couldn't do waits for the next start, which finds nobody using it.
 func (e *Engine) tearDown(ctx context.Context, b *body) error {
 	if b.watch != nil {
 		b.watch.Close()

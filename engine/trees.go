@@ -19,6 +19,7 @@ import (
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/internal/seccomp"
+	"github.com/boxwood-rl/boxwood/sched"
 	"github.com/boxwood-rl/boxwood/tree"
 )
 
@@ -510,10 +511,26 @@ func (e *Engine) releaseUnder(ctx context.Context, id ids.Node, keep bool) error
 	return err
 }
 
+// removeAgain is how long what couldn't be removed waits for the next try.
+const removeAgain = 5 * time.Second
+
 // removeCondemned is the second phase of every removal: file and process state that no
-// record needs is given back and struck off. It is safe to repeat.
+// record needs is given back and struck off. It is safe to repeat, and repeats itself while
+// something couldn't be removed.
 func (e *Engine) removeCondemned(ctx context.Context) {
 	var gone []ids.Snapshot
+	left := false
+	defer func() {
+		if left && e.condemned.CompareAndSwap(false, true) {
+			e.later(removeAgain, func() {
+				e.removals.Submit(sched.Shadow, func(ctx context.Context, _ time.Duration) error {
+					e.condemned.Store(false)
+					e.removeCondemned(ctx)
+					return nil
+				})
+			})
+		}
+	}()
 	for id := range e.Store.View().Condemned() {
 		if e.isHeld(string(id)) {
 			continue // whoever reads it comes back to this
@@ -521,6 +538,7 @@ func (e *Engine) removeCondemned(ctx context.Context) {
 		e.spares.drop(id)
 		if err := e.Pool.Remove(id); err != nil {
 			e.log.Error("removing a condemned snapshot", "snapshot", id, "error", err)
+			left = true
 			continue
 		}
 		gone = append(gone, id)
@@ -532,6 +550,7 @@ func (e *Engine) removeCondemned(ctx context.Context) {
 		}
 		if err := e.dropContent(p.ID); err != nil {
 			e.log.Error("removing a condemned process state", "state", p.ID, "error", err)
+			left = true
 			continue
 		}
 		lost = append(lost, p.ID)
@@ -550,6 +569,7 @@ func (e *Engine) removeCondemned(ctx context.Context) {
 	}
 	if err != nil {
 		e.log.Error("striking off what was removed", "error", err)
+		left = true
 	}
 	_ = failpoint.Hit("prune finished")
 }

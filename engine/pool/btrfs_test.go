@@ -520,3 +520,56 @@ func TestExistingBtrfs(t *testing.T) {
 		t.Errorf("a folder that isn't on btrfs: %v", err)
 	}
 }
+
+// A pool that is full to its last block, of data and of metadata: what is released comes back,
+// although taking its name away may need room that isn't there.
+func TestReleaseOnAFullPool(t *testing.T) {
+	o := testOptions(t.TempDir())
+	o.SizeBytes = 512 << 20
+	p := mustOpen(t, o)
+	base, seal := mustBase(t, p)
+	hog := mustClone(t, p, base, seal, 0)
+	writeRandom(t, hog.Dir+"/much", 100<<20)
+	var others []*Upper
+	for range 8 {
+		others = append(others, mustClone(t, p, base, seal, 0))
+	}
+	snap := ids.NewSnapshot()
+	pending, err := p.Snapshot(t.Context(), hog.Generation, snap)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pending.Finish(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	fill := func(size int) error {
+		b := make([]byte, size)
+		rand.Read(b)
+		for i := 0; ; i++ {
+			if err := os.WriteFile(fmt.Sprintf("%s/%d.%d", hog.Dir, size, i), b, 0o644); err != nil {
+				return err
+			}
+		}
+	}
+	for _, size := range []int{8 << 20, 64 << 10, 1900, 1} {
+		if err := fill(size); !errors.Is(err, unix.ENOSPC) {
+			t.Fatalf("filling with files of %d bytes: %v", size, err)
+		}
+	}
+	for _, u := range append(others, hog) {
+		if err := p.Release(u.Generation); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := p.Remove(snap); err != nil {
+		t.Error(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := p.Drain(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if again := mustClone(t, p, base, seal, 0); p.PendingRemovals() != 0 {
+		t.Errorf("%d removals pending beside %s", p.PendingRemovals(), again.Generation)
+	}
+}

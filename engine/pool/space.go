@@ -84,10 +84,14 @@ func (p *Btrfs) checkSpace() error {
 
 // spaceFault makes a pool_full of the kernel's ENOSPC.
 func (p *Btrfs) spaceFault(err error) error {
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+	if lacksSpace(err) {
 		return poolFull("the pool in %s is full: %w", filepath.Dir(p.root), err)
 	}
 	return err
+}
+
+func lacksSpace(err error) bool {
+	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
 }
 
 func poolFull(format string, args ...any) error {

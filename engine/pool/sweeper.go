@@ -7,8 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/boxwood-rl/boxwood/internal/btrfs"
 )
 
@@ -79,7 +77,7 @@ func (s *sweeper) run() {
 		if id != 0 {
 			s.removed = append(s.removed, id)
 		}
-		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		if lacksSpace(err) {
 			s.failed = append(s.failed, item)
 		}
 		s.changed.Broadcast()

@@ -212,15 +212,18 @@ func (p *Btrfs) Release(of ids.Generation) error {
 	return p.discard(p.uppersOf(of), string(of))
 }
 
-// discard takes a name away at once and leaves the rest to the sweeper.
+// discard takes a name away at once and leaves the rest to the sweeper. If there is no room to
+// rename it, and nothing is made again by that name, the sweeper takes it as it is called.
 func (p *Btrfs) discard(dir *os.File, name string) error {
 	fd, gone := int(dir.Fd()), temporary(gonePrefix, name)
 	err := unix.Renameat2(fd, name, fd, gone, unix.RENAME_NOREPLACE)
-	if err == unix.ENOENT {
+	switch {
+	case err == unix.ENOENT:
 		return nil
-	}
-	if err != nil {
-		return &os.LinkError{Op: "rename", Old: name, New: gone, Err: err}
+	case lacksSpace(err) && dir != p.layers:
+		gone = name
+	case err != nil:
+		return p.spaceFault(&os.LinkError{Op: "rename", Old: name, New: gone, Err: err})
 	}
 	p.sweep.add(dir, gone)
 	return nil
