@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/boxwood-rl/boxwood/internal/cgroup"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/tree"
@@ -31,7 +33,8 @@ func idBase(slot int) int { return firstID + slot*idsEach }
 type Host struct {
 	cfg     Config
 	root    *cgroup.Root
-	control string // folder of control folders, by slot
+	lock    *os.File // the cgroup's folder, locked
+	control string   // folder of control folders, by slot
 
 	// spawning serves one maker of zygotes at a time.
 	spawning sync.Mutex
@@ -43,6 +46,7 @@ type Host struct {
 	slots    map[int]bool // in use, also by leftovers of a former daemon
 	owned    map[int]bool // slots whose zygote or box is ours
 	next     int
+	blocks   *idBlocks
 	starting int  // Starts under way, which refilling yields to
 	backoff  bool // making one failed a moment ago
 	lastErr  error
@@ -58,7 +62,7 @@ func Open(cfg Config) (*Host, error) {
 	if cfg.RunDir == "" || !filepath.IsAbs(cfg.RunDir) {
 		return nil, fault.New(fault.Invalid, "bad_config", "the run folder %q must be an absolute path", cfg.RunDir)
 	}
-	h.control = filepath.Join(cfg.RunDir, "boxes")
+	h.control = filepath.Join(cfg.RunDir, controlFolder)
 	if err := os.MkdirAll(h.control, 0o711); err != nil {
 		return nil, fmt.Errorf("opening the run folder: %w", err)
 	}
@@ -69,6 +73,15 @@ func Open(cfg Config) (*Host, error) {
 	if h.root, err = cgroup.OpenRoot(cfg.CgroupRoot); err != nil {
 		return nil, err
 	}
+	opened := false
+	defer func() {
+		if !opened {
+			h.letGo()
+		}
+	}()
+	if err := h.lockGroup(); err != nil {
+		return nil, err
+	}
 	if err := h.root.Confine(cfg.Share); err != nil {
 		h.root.Remove() // unless a former daemon's boxes live there
 		return nil, err
@@ -77,14 +90,63 @@ func Open(cfg Config) (*Host, error) {
 	if err != nil {
 		return nil, err
 	}
+	if h.blocks, err = openBlocks(idsFolder, cfg.RunDir); err != nil {
+		return nil, err
+	}
 	for _, slot := range left {
 		h.slots[slot] = true
+		if _, err := h.blocks.take(slot / slotsEach); err != nil {
+			return nil, err
+		}
 	}
 	if h.nursery, err = startNursery(h.control); err != nil {
 		return nil, err
 	}
 	go h.refill()
+	opened = true
 	return h, nil
+}
+
+// controlFolder lies in the run folder.
+const controlFolder = "boxes"
+
+// idsFolder is where the daemons of a host share ids out.
+const idsFolder = "/run/lock/boxwood-ids"
+
+// lockPatience is for a daemon that was killed a moment ago: what it was starting just then has its locks until it is executed.
+const lockPatience = time.Second
+
+// lockGroup refuses a second daemon on one cgroup: each would sweep the other's boxes.
+func (h *Host) lockGroup() error {
+	f, err := os.Open(h.root.V2)
+	if err != nil {
+		return fmt.Errorf("opening the cgroup: %w", err)
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	for until := time.Now().Add(lockPatience); err == unix.EWOULDBLOCK && time.Now().Before(until); {
+		time.Sleep(20 * time.Millisecond)
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	}
+	if err != nil {
+		f.Close()
+		if err == unix.EWOULDBLOCK {
+			return fault.New(fault.Precondition, "cgroup_in_use", "another daemon has the cgroup %s", h.cfg.CgroupRoot).
+				WithHint("a second daemon of a host needs a --cgroup, a --state and a --socket of its own")
+		}
+		return fmt.Errorf("locking the cgroup %s: %w", h.root.V2, err)
+	}
+	h.lock = f
+	return nil
+}
+
+// letGo gives the cgroup and the ids to other daemons.
+func (h *Host) letGo() {
+	if h.lock != nil {
+		h.lock.Close()
+	}
+	if h.blocks != nil {
+		h.blocks.close()
+	}
 }
 
 // Missing names the cgroup controllers whose limits this host can't enforce.
@@ -151,15 +213,19 @@ func (h *Host) leftovers() ([]int, error) {
 func (h *Host) takeSlot() (int, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for range slotsMax {
-		slot := h.next
-		h.next = (h.next + 1) % slotsMax
-		if !h.slots[slot] {
-			h.slots[slot], h.owned[slot] = true, true
-			return slot, nil
+	for {
+		for range h.blocks.slots() {
+			slot := h.blocks.slot(h.next % h.blocks.slots())
+			h.next = (h.next + 1) % h.blocks.slots()
+			if !h.slots[slot] {
+				h.slots[slot], h.owned[slot] = true, true
+				return slot, nil
+			}
+		}
+		if err := h.blocks.more(); err != nil {
+			return 0, err
 		}
 	}
-	return 0, fault.New(fault.Exhausted, "no_slot", "all %d slots for boxes are in use", slotsMax)
 }
 
 func (h *Host) freeSlot(slot int) {
@@ -264,6 +330,7 @@ func (h *Host) Close() error {
 	h.spawning.Lock()
 	defer h.spawning.Unlock()
 	h.nursery.close()
+	defer h.letGo()
 	if left, err := h.root.Names(); err != nil || len(left) > 0 {
 		return err // boxes that live on
 	}
