@@ -2,18 +2,18 @@
 # run.sh NAME: measures a claim beside its baseline on a daemon of its own and
 # prints JSON lines {"bench","metric","value","unit","n","conditions"} on standard
 # output, everything else on standard error. LONG=1 is the thorough form.
-# Names: fork, turn, client, capture, learning, inspector, tree. Needs root. A plot goes to benchmarks/out/ where
+# Names: fork, turn, client, capture, isolation, learning, inspector, tree. Needs root. A plot goes to benchmarks/out/ where
 # matplotlib is (learning draws its own).
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/.." && pwd)
 name=${1:-}
 case $name in
-fork | turn | client | capture | learning) ;;
+fork | turn | client | capture | isolation | learning) ;;
 inspector) exec "$here/inspector.sh" ;; # it needs no daemon
 tree) exec "$here/tree.sh" ;;           # nor does this
 *)
-  echo "usage: run.sh fork|turn|client|capture|learning|inspector|tree" >&2
+  echo "usage: run.sh fork|turn|client|capture|isolation|learning|inspector|tree" >&2
   exit 2
   ;;
 esac
@@ -60,7 +60,7 @@ go=$(command -v go || echo /usr/local/go/bin/go)
 mkdir -p "$scratch/root"/{bin,etc,tmp,usr/bin}
 echo root:x:0:0::/:/bin/sh >"$scratch/root/etc/passwd"
 cp "$scratch/holder" "$scratch/root/bin/"
-for program in /bin/true /bin/touch /bin/sh /bin/bash; do
+for program in /bin/true /bin/touch /bin/sh /bin/bash /bin/sync; do
   cp -L "$program" "$scratch/root/bin/"
   ldd "$program" | grep -o '/[^ ]*' | while read -r lib; do
     mkdir -p "$scratch/root$(dirname "$lib")"
@@ -94,6 +94,10 @@ fork)
   "$python" "$here/fork_first_true.py" --image bench:1 ${LONG:+--long}
   ;;
 capture) "${forkbench[@]}" -captures ;;
+isolation)
+  "$here/isolation.sh"
+  "${forkbench[@]}" -isolation
+  ;;
 turn) "$python" "$here/turn.py" --image bench:1 --spawn "$scratch/spawn" ${LONG:+--long} ;;
 client) "$python" "$here/client.py" --image bench:1 ${LONG:+--long} ;;
 learning)

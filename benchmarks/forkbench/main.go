@@ -37,6 +37,7 @@ func main() {
 	root := flag.String("root", "", "a folder like the image, for CRIU by itself")
 	group := flag.String("group", "", "a cgroup of our own, which is made, for CRIU by itself")
 	captures := flag.Bool("captures", false, "measure captures instead of forks")
+	isolation := flag.Bool("isolation", false, "measure what sandboxes do to each other instead")
 	long := flag.Bool("long", false, "the thorough form")
 	flag.Parse()
 	log.SetFlags(0)
@@ -49,6 +50,11 @@ func main() {
 	if *captures {
 		b.name = "capture"
 		b.captures(context.Background())
+		return
+	}
+	if *isolation {
+		b.name = "isolation"
+		b.isolation(context.Background())
 		return
 	}
 	b.run(context.Background())
