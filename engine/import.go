@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -21,6 +22,7 @@ import (
 	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/internal/seccomp"
 	pb "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 	"github.com/boxwood-rl/boxwood/tree"
 )
@@ -40,6 +42,10 @@ type Import struct {
 	// NewIDs gives tree, nodes and checkpoints new ids.
 	NewIDs bool
 	Dumps  DumpsFrom
+	// Calls are the groups of system calls that the archive's tree may go on allowing its sandboxes.
+	Calls seccomp.Groups
+	// Owner is the client whose tree it becomes; empty: nobody's.
+	Owner string
 }
 
 // maxRecords bounds the nodes and payloads of an archive, which are made durable in
@@ -122,6 +128,18 @@ func (m *importer) admit() error {
 	m.layers = m.image.Layers
 	if want := strings.Join(h.Layers, " "); want != "" && want != strings.Trim(fmt.Sprint(m.layers), "[]") {
 		return fault.New(fault.Precondition, "other_layers", "image %s has other layers here than where the tree comes from", m.image.Digest)
+	}
+	if calls := m.tree.Defaults.Limits.Calls; calls&^m.how.Calls != 0 {
+		return fault.New(fault.Precondition, "calls_not_allowed", "the archive's tree allows its sandboxes the system calls of %s", strings.Join((calls&^m.how.Calls).Names(), ", ")).
+			WithHint("name these groups in the import (--allow-calls) if its sandboxes may make them here, too")
+	}
+	m.tree.Labels = maps.Clone(m.tree.Labels)
+	delete(m.tree.Labels, OwnerLabel)
+	if m.how.Owner != "" {
+		if m.tree.Labels == nil {
+			m.tree.Labels = map[string]string{}
+		}
+		m.tree.Labels[OwnerLabel] = m.how.Owner
 	}
 	if err := m.admitStates(); err != nil {
 		return err

@@ -232,6 +232,7 @@ type Sandbox struct {
 	Busy       bool
 	LeaseUntil time.Time
 	Labels     map[string]string
+	Limits     tree.Limits
 }
 
 func (s *sandbox) describe() Sandbox {
@@ -239,7 +240,7 @@ func (s *sandbox) describe() Sandbox {
 	defer s.mu.Unlock()
 	return Sandbox{
 		ID: s.id, Tree: s.tree, Head: s.head, Generation: s.body.gen, Hostname: s.body.hostname,
-		Scratch: s.scratch, Busy: s.turn != nil, LeaseUntil: s.leaseUntil, Labels: s.labels,
+		Scratch: s.scratch, Busy: s.turn != nil, LeaseUntil: s.leaseUntil, Labels: s.labels, Limits: s.limits,
 	}
 }
 

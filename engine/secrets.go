@@ -509,7 +509,9 @@ func (b *body) veilNode(n *tree.Node) {
 		f := &n.Effects[i]
 		f.Subject, f.Detail = hide.mask(f.Subject), hide.maskText(f.Detail)
 		if hide == nil && (f.Kind == tree.ProcessSurvived || f.Kind == tree.ProcessEnded) { // restored with secrets that aren't known any more
-			f.Subject, _, _ = bytes.Cut(f.Subject, []byte{' '})
+			if end := bytes.IndexAny(f.Subject, " \x00"); end > 0 {
+				f.Subject = f.Subject[:end]
+			}
 		}
 	}
 }

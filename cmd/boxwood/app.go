@@ -3,6 +3,8 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
@@ -171,7 +174,11 @@ func (a *app) target() string {
 // client connects at the first call of an RPC, not here.
 func (a *app) client() (pb.BoxwoodClient, error) {
 	if a.conn == nil {
-		conn, err := grpc.NewClient(a.target(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		creds, token, err := a.credentials()
+		if err != nil {
+			return nil, err
+		}
+		conn, err := grpc.NewClient(a.target(), grpc.WithTransportCredentials(creds), token,
 			grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)))
 		if err != nil {
 			return nil, fault.New(fault.Invalid, "bad_address", "connecting to %s: %w", a.target(), err)
@@ -180,6 +187,51 @@ func (a *app) client() (pb.BoxwoodClient, error) {
 	}
 	return pb.NewBoxwoodClient(a.conn), nil
 }
+
+// credentials are those of the environment: a token, and over TCP the authority that signed the daemon's certificate and a
+// certificate of one's own. A token is never sent in the clear.
+func (a *app) credentials() (credentials.TransportCredentials, grpc.DialOption, error) {
+	overTLS := !strings.HasPrefix(a.target(), "unix:")
+	creds, option := insecure.NewCredentials(), grpc.DialOption(grpc.EmptyDialOption{})
+	if token := a.getenv("BOXWOOD_TOKEN"); token != "" {
+		option = grpc.WithPerRPCCredentials(bearer{token, overTLS})
+	}
+	if !overTLS {
+		return creds, option, nil
+	}
+	c := &tls.Config{MinVersion: tls.VersionTLS13}
+	bad := func(err error) (credentials.TransportCredentials, grpc.DialOption, error) {
+		return nil, nil, fault.New(fault.Invalid, "bad_certificate", "BOXWOOD_CA, BOXWOOD_CERT and BOXWOOD_KEY name files of certificates and a key: %w", err)
+	}
+	if file := a.getenv("BOXWOOD_CA"); file != "" {
+		text, err := os.ReadFile(file)
+		if c.RootCAs = x509.NewCertPool(); err == nil && !c.RootCAs.AppendCertsFromPEM(text) {
+			err = fmt.Errorf("%s has no certificate in it", file)
+		}
+		if err != nil {
+			return bad(err)
+		}
+	}
+	if file := a.getenv("BOXWOOD_CERT"); file != "" {
+		own, err := tls.LoadX509KeyPair(file, a.getenv("BOXWOOD_KEY"))
+		if err != nil {
+			return bad(err)
+		}
+		c.Certificates = []tls.Certificate{own}
+	}
+	return credentials.NewTLS(c), option, nil
+}
+
+// bearer sends a token with every call.
+type bearer struct {
+	token string
+	over  bool // TCP
+}
+
+func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	return map[string]string{"authorization": "Bearer " + b.token}, nil
+}
+func (b bearer) RequireTransportSecurity() bool { return b.over }
 
 // jsonFlag adds --json to a command that reads.
 func (a *app) jsonFlag(c *cobra.Command) *cobra.Command {

@@ -128,6 +128,7 @@ differently are withheld.`,
 			return nil
 		},
 	})
+	c.Flags().StringSliceVar(&start.AllowCalls, "allow-calls", nil, "groups of system calls that the archive's tree may go on allowing its sandboxes (see tree new)")
 	c.Flags().BoolVar(&start.NewIds, "new-ids", false, "give tree, nodes and checkpoints new ids, so that a tree can be had twice")
 	c.Flags().StringVar(&dumps, "dumps", "", `what becomes of dumps of processes: "trust" or "leave" (default: refuse)`)
 	return c

@@ -2,11 +2,13 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"math"
+	"net"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -16,12 +18,14 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
 
 	"github.com/boxwood-rl/boxwood/engine"
 	"github.com/boxwood-rl/boxwood/engine/service"
 	"github.com/boxwood-rl/boxwood/internal/cgroup"
 	"github.com/boxwood-rl/boxwood/internal/doctor"
 	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/privileges"
 )
 
 // shutdownLimit is how long running turns and captures get when the daemon is
@@ -38,6 +42,7 @@ type serveFlags struct {
 	lease                                                                                   time.Duration
 	audit                                                                                   float64
 	imports, ignore                                                                         []string
+	listen, cert, key, clientCA, clients                                                    string
 	rebuild, stopOnEOF                                                                      bool
 }
 
@@ -59,6 +64,11 @@ prints "ready" and the socket once it answers.`,
 	c.Flags().StringVar(&f.socket, "socket", defaultSocket, "unix socket to listen on, for root alone")
 	c.Flags().StringVar(&f.group, "socket-group", "", "group that may use the socket, too; its members are as good as root in the sandboxes")
 	c.Flags().StringArrayVar(&f.imports, "import-from", nil, "folder of root's that other users may import images from; root may import any (may be repeated)")
+	c.Flags().StringVar(&f.clients, "clients", "", "file that says who may do what, and how much; without it whoever may use the socket may do all")
+	c.Flags().StringVar(&f.listen, "listen", "", "HOST:PORT to listen on as well, over TLS, for the clients of --clients")
+	c.Flags().StringVar(&f.cert, "tls-cert", "", "the daemon's certificate for --listen")
+	c.Flags().StringVar(&f.key, "tls-key", "", "its key")
+	c.Flags().StringVar(&f.clientCA, "tls-client-ca", "", "certificate of the authority that signs clients' certificates; without it clients need tokens")
 	c.Flags().StringVar(&f.poolSize, "pool-size", "", "size of the pool's file, such as 100G; it is sparse (default: most of the disk)")
 	c.Flags().StringVar(&f.pool, "pool", "", "folder on an existing btrfs to use instead of a file")
 	c.Flags().BoolVar(&f.rebuild, "rebuild-pool", false, "if the pool is damaged, start over with an empty one: images and captured states are lost")
@@ -159,6 +169,11 @@ func (a *app) serve(ctx context.Context, f serveFlags) error {
 	if err := engine.PrivateMounts(); err != nil {
 		return err
 	}
+	if err := privileges.Drop(); errors.Is(err, privileges.ErrCgo) {
+		o.Log.Warn("the daemon keeps all of root's privileges", "error", err)
+	} else if err != nil {
+		return err
+	}
 	// A second signal must not cut the shutdown short, which is bounded anyway: a
 	// terminal's ^C and a script's kill often come both.
 	ctx, unregister := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
@@ -172,6 +187,10 @@ func (a *app) serve(ctx context.Context, f serveFlags) error {
 		}()
 	}
 	slog.SetDefault(o.Log)
+	surface, err := f.surface()
+	if err != nil {
+		return err
+	}
 	e, err := engine.Open(ctx, o)
 	if err != nil {
 		return err
@@ -185,9 +204,19 @@ func (a *app) serve(ctx context.Context, f serveFlags) error {
 	if err != nil {
 		return stop(err)
 	}
-	server := service.New(e, fullVersion(), o.Log, f.imports)
-	failed := make(chan error, 1)
-	go func() { failed <- server.Serve(listener) }()
+	s := service.New(e, o.Log, service.Options{Version: fullVersion(), Imports: f.imports, Access: surface.access})
+	servers := []*grpc.Server{s.Server(nil)}
+	failed := make(chan error, 2)
+	go func() { failed <- servers[0].Serve(listener) }()
+	if surface.tls != nil {
+		l, err := net.Listen("tcp", f.listen)
+		if err != nil {
+			return stop(fault.New(fault.Invalid, "bad_listen", "listening on %s: %w", f.listen, err))
+		}
+		servers = append(servers, s.Server(surface.tls))
+		go func() { failed <- servers[1].Serve(l) }()
+		o.Log.Info("listening", "address", l.Addr().String())
+	}
 	fmt.Fprintln(a.out, "ready", f.socket)
 	select {
 	case err = <-failed:
@@ -197,8 +226,34 @@ func (a *app) serve(ctx context.Context, f serveFlags) error {
 	o.Log.Info("stopping")
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownLimit)
 	defer cancel()
-	service.Shutdown(grace, server)
+	for _, server := range servers {
+		service.Shutdown(grace, server)
+	}
 	return stop(nil)
+}
+
+// surface is who may speak to the daemon.
+type surface struct {
+	access *service.Access
+	tls    *tls.Config
+}
+
+func (f serveFlags) surface() (s surface, err error) {
+	if f.clients != "" {
+		if s.access, err = service.ReadAccess(f.clients); err != nil {
+			return s, err
+		}
+	}
+	switch {
+	case f.listen == "" && f.cert+f.key+f.clientCA != "":
+		return s, fault.New(fault.Invalid, "usage", "--tls-cert, --tls-key and --tls-client-ca are for --listen, which isn't there")
+	case f.listen == "":
+		return s, nil
+	case f.clients == "" || f.cert == "" || f.key == "":
+		return s, fault.New(fault.Invalid, "usage", "--listen needs --tls-cert, --tls-key and --clients: nothing is said in the clear, and nobody is let in unknown")
+	}
+	s.tls, err = service.TLS(f.cert, f.key, f.clientCA)
+	return s, err
 }
 
 // parseSize reads "100G", "1.5T", "4096": powers of 1024, as disks' tools have it.

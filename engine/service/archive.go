@@ -6,6 +6,7 @@ import (
 	"github.com/boxwood-rl/boxwood/engine"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/internal/seccomp"
 	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 	"github.com/boxwood-rl/boxwood/tree"
 )
@@ -36,6 +37,12 @@ func (s *Service) ImportTree(in grpc.ClientStreamingServer[boxwoodv1.ImportTreeR
 		return fault.New(fault.Invalid, "bad_import", "there is no way %d to take dumps", start.GetDumps())
 	}
 	how := engine.Import{NewIDs: start.GetNewIds(), Dumps: engine.DumpsFrom(start.GetDumps())}
+	if how.Calls, err = seccomp.Parse(start.GetAllowCalls()); err != nil {
+		return err
+	}
+	if who := callerOf(in.Context()); who != nil {
+		how.Owner = who.Name
+	}
 	got, replayed, err := once(in.Context(), s, start.GetIdempotencyKey(), start, &boxwoodv1.ImportTreeResponse{}, func(rec record) (*boxwoodv1.ImportTreeResponse, error) {
 		m := &boxwoodv1.ImportTreeResponse{}
 		content := &chunkReader{next: func() ([]byte, error) {

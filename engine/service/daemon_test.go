@@ -3,6 +3,7 @@ package service
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -25,6 +26,7 @@ import (
 	"github.com/boxwood-rl/boxwood/engine/check"
 	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/miniroot"
+	"github.com/boxwood-rl/boxwood/internal/privileges"
 	"github.com/boxwood-rl/boxwood/internal/testenv"
 	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 )
@@ -68,6 +70,9 @@ func runDaemon(dir string) error {
 	if err := engine.PrivateMounts(); err != nil {
 		return err
 	}
+	if err := privileges.Drop(); err != nil && !errors.Is(err, privileges.ErrCgo) { // as under the race detector
+		return err
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	if at := os.Getenv(breakAt); at != "" {
@@ -99,7 +104,19 @@ func runDaemon(dir string) error {
 	if err != nil {
 		return err
 	}
-	server := New(e, "test", log, Imports{filepath.Join(dir, "imports")})
+	o2 := Options{Version: "test", Imports: Imports{filepath.Join(dir, "imports")}}
+	overTCP := func(*Service) error { return nil }
+	if file := filepath.Join(dir, "clients.json"); exists(file) {
+		if o2.Access, err = ReadAccess(file); err != nil {
+			return err
+		}
+		overTCP = func(s *Service) error { return serveTCP(s, dir) }
+	}
+	service := New(e, log, o2)
+	if err := overTCP(service); err != nil {
+		return err
+	}
+	server := service.Server(nil)
 	go func() { _ = server.Serve(l) }()
 	fmt.Println("ready")
 	go obey()

@@ -51,12 +51,23 @@ func (s *Service) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo
 	defer cancel()
 	_ = grpc.SetTrailer(ctx, metadata.Pairs(requestHeader, id))
 	defer func() { err = s.outcome(ctx, id, info.FullMethod, began, recover(), err) }()
+	who, err := s.admits(ctx, info.FullMethod)
+	if err == nil {
+		err = who.request(req)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer who.done()
 	within, leave, err := s.fence.enter(ctx, info.FullMethod, s.e.Store.View)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = leave(err) }()
-	return handle(within, req)
+	if resp, err = handle(context.WithValue(within, callerKey{}, who), req); err == nil {
+		who.answer(resp)
+	}
+	return resp, err
 }
 
 func (s *Service) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
@@ -65,17 +76,35 @@ func (s *Service) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerI
 	defer cancel()
 	ss.SetTrailer(metadata.Pairs(requestHeader, id))
 	defer func() { err = s.outcome(ctx, id, info.FullMethod, began, recover(), err) }()
+	who, err := s.admits(ctx, info.FullMethod)
+	if err != nil {
+		return err
+	}
+	defer who.done()
 	within, leave, err := s.fence.enter(ctx, info.FullMethod, s.e.Store.View)
 	if err != nil {
 		return err
 	}
 	defer func() { err = leave(err) }()
-	return handle(srv, streamWith{ss, within})
+	return handle(srv, streamWith{ss, context.WithValue(within, callerKey{}, who), who})
 }
 
 type streamWith struct {
 	grpc.ServerStream
 	ctx context.Context
+	who *caller
+}
+
+func (s streamWith) RecvMsg(m any) error {
+	if err := s.ServerStream.RecvMsg(m); err != nil {
+		return err
+	}
+	return s.who.request(m)
+}
+
+func (s streamWith) SendMsg(m any) error {
+	s.who.answer(m)
+	return s.ServerStream.SendMsg(m)
 }
 
 func (s streamWith) Context() context.Context { return s.ctx }
@@ -83,13 +112,16 @@ func (s streamWith) Context() context.Context { return s.ctx }
 // outcome translates a failure, once, and logs who has called.
 func (s *Service) outcome(ctx context.Context, id, method string, began time.Time, panicked any, err error) error {
 	who := clientOf(ctx)
+	if a, err := s.access.who(ctx); err == nil && a != nil {
+		who.name = a.Name
+	}
 	if panicked != nil {
-		s.log.Error("a call panicked", "request", id, "uid", who.uid, "pid", who.pid, "method", method, "panic", panicked, "stack", string(debug.Stack()))
+		s.log.Error("a call panicked", "request", id, "uid", who.uid, "pid", who.pid, "client", who.name, "method", method, "panic", panicked, "stack", string(debug.Stack()))
 		err = fault.New(fault.Internal, "panic", "a defect in the daemon ended this call").
 			WithHint("the daemon's log has the details under request %s", id)
 	}
 	if err == nil {
-		s.log.Debug("call", "request", id, "uid", who.uid, "pid", who.pid, "method", method, "took", time.Since(began))
+		s.log.Debug("call", "request", id, "uid", who.uid, "pid", who.pid, "client", who.name, "method", method, "took", time.Since(began))
 		return nil
 	}
 	f := fault.As(err)
@@ -97,7 +129,7 @@ func (s *Service) outcome(ctx context.Context, id, method string, began time.Tim
 	if f.Origin() == fault.Infrastructure && f.Kind != fault.Exhausted {
 		level = s.log.Warn
 	}
-	level("call failed", "request", id, "uid", who.uid, "pid", who.pid, "method", method, "took", time.Since(began), "reason", f.Reason, "error", err)
+	level("call failed", "request", id, "uid", who.uid, "pid", who.pid, "client", who.name, "method", method, "took", time.Since(began), "reason", f.Reason, "error", err)
 	return toStatus(id, err)
 }
 

@@ -19,6 +19,7 @@ import (
 type client struct {
 	credentials.CommonAuthInfo
 	uid, pid int
+	name     string // of the account, if it is held to one
 }
 
 func (client) AuthType() string { return "SO_PEERCRED" }

@@ -5,6 +5,8 @@ package service
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"log/slog"
 	"net"
 	"os"
@@ -14,6 +16,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/boxwood-rl/boxwood/engine"
@@ -37,13 +40,29 @@ type Service struct {
 	fence   fence
 	version string
 	imports Imports
+	access  *Access
 }
 
-// New makes a gRPC server for an engine, for unix sockets.
-func New(e *engine.Engine, version string, log *slog.Logger, imports Imports) *grpc.Server {
-	s := &Service{e: e, log: log, version: version, imports: imports}
+// Options of a service.
+type Options struct {
+	Version string
+	Imports Imports
+	Access  *Access // nil: who can connect to the unix socket may do all, and nobody may do anything over TCP
+}
+
+// New makes the service of an engine.
+func New(e *engine.Engine, log *slog.Logger, o Options) *Service {
+	return &Service{e: e, log: log, version: o.Version, imports: o.Imports, access: o.Access}
+}
+
+// Server makes a gRPC server for unix sockets or, with a TLS configuration, for TCP. A service may have several.
+func (s *Service) Server(over *tls.Config) *grpc.Server {
+	creds := credentials.TransportCredentials(peerCredentials{})
+	if over != nil {
+		creds = credentials.NewTLS(over)
+	}
 	server := grpc.NewServer(
-		grpc.Creds(peerCredentials{}),
+		grpc.Creds(creds),
 		grpc.MaxRecvMsgSize(MaxMessage), grpc.MaxSendMsgSize(MaxMessage),
 		grpc.ChainUnaryInterceptor(s.unary), grpc.ChainStreamInterceptor(s.stream),
 		// A trainer that vanished without a word is noticed, so that its turn is cancelled.
@@ -103,6 +122,28 @@ func groupID(name string) (int, error) {
 		return 0, err
 	}
 	return strconv.Atoi(g.Gid)
+}
+
+// TLS is what a server on TCP shows of itself, and whose certificates it takes: those that the authority of clientCA
+// has signed, if there is one. Who shows none needs a token.
+func TLS(cert, key, clientCA string) (*tls.Config, error) {
+	own, err := tls.LoadX509KeyPair(cert, key)
+	if err != nil {
+		return nil, fault.New(fault.Invalid, "bad_certificate", "reading the daemon's certificate and key: %w", err)
+	}
+	c := &tls.Config{Certificates: []tls.Certificate{own}, MinVersion: tls.VersionTLS13}
+	if clientCA == "" {
+		return c, nil
+	}
+	text, err := os.ReadFile(clientCA)
+	if err != nil {
+		return nil, fault.New(fault.Invalid, "bad_certificate", "reading the authority of clients: %w", err)
+	}
+	c.ClientCAs, c.ClientAuth = x509.NewCertPool(), tls.VerifyClientCertIfGiven
+	if !c.ClientCAs.AppendCertsFromPEM(text) {
+		return nil, fault.New(fault.Invalid, "bad_certificate", "%s has no certificate in it", clientCA)
+	}
+	return c, nil
 }
 
 // Shutdown lets running calls end until ctx does, then cuts them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import multiprocessing
 import os
@@ -10,6 +11,8 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +20,13 @@ import grpc
 import pytest
 
 import boxwood
+import boxwood.aio
 from boxwood._channel import DEFAULT_SOCKET, resolve
+from boxwood._proto import boxwood_pb2_grpc
 
 from fakeserver import FakeDaemon, Fault, fault
+
+TLS = Path(__file__).parent / "tls"
 
 
 @pytest.mark.parametrize(
@@ -365,3 +372,54 @@ class Refused(grpc.RpcError, grpc.Call):
 
 def refused(*_: Any, **__: Any) -> None:
     raise Refused
+
+
+@pytest.fixture
+def over_tls(daemon: FakeDaemon) -> Iterator[tuple[str, list[str]]]:
+    """An address at which the fake answers over TLS, and the tokens that it was shown."""
+    shown: list[str] = []
+
+    class Seen(grpc.ServerInterceptor):  # type: ignore[misc]
+        def intercept_service(self, continuation: Any, details: Any) -> Any:
+            shown.extend(value for key, value in details.invocation_metadata if key == "authorization")
+            return continuation(details)
+
+    server = grpc.server(ThreadPoolExecutor(4), interceptors=[Seen()])
+    boxwood_pb2_grpc.add_BoxwoodServicer_to_server(daemon.fake, server)  # type: ignore[no-untyped-call]
+    pair = (TLS / "daemon.key").read_bytes(), (TLS / "daemon.crt").read_bytes()
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+    server.start()
+    yield f"127.0.0.1:{port}", shown
+    server.stop(0).wait(10)
+
+
+def test_a_token_goes_over_tls(over_tls: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    address, shown = over_tls
+    monkeypatch.setenv("BOXWOOD_CA", str(TLS / "daemon.crt"))
+    monkeypatch.setenv("BOXWOOD_TOKEN", "a token")
+    with boxwood.connect(address) as client:
+        client.info()
+    assert shown == ["Bearer a token"]
+
+    async def asynchronously() -> None:
+        async with boxwood.aio.connect(address) as client:
+            await client.info()
+
+    asyncio.run(asynchronously())
+    assert shown == ["Bearer a token"] * 2
+
+
+def test_a_token_goes_to_no_stranger(
+    over_tls: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, shown = over_tls
+    monkeypatch.setenv("BOXWOOD_TOKEN", "a token")  # and nobody knows who signed that certificate
+    with boxwood.connect(address, timeout=2.0) as client, pytest.raises(boxwood.BoxwoodError):
+        client.info()
+    assert shown == []
+
+
+def test_a_certificate_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOXWOOD_CA", "/nowhere/ca.pem")
+    with boxwood.connect("127.0.0.1:1") as client, pytest.raises(boxwood.InvalidArgument, match="nowhere"):
+        client.info()

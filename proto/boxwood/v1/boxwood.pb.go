@@ -7709,8 +7709,11 @@ type ImportTreeStart struct {
 	NewIds         bool                  `protobuf:"varint,1,opt,name=new_ids,json=newIds,proto3" json:"new_ids,omitempty"`
 	IdempotencyKey string                `protobuf:"bytes,2,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
 	Dumps          ImportTreeStart_Dumps `protobuf:"varint,3,opt,name=dumps,proto3,enum=boxwood.v1.ImportTreeStart_Dumps" json:"dumps,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Groups of system calls that its sandboxes may go on making, as in Defaults. An archive of a tree that
+	// allows others is refused (`calls_not_allowed`).
+	AllowCalls    []string `protobuf:"bytes,4,rep,name=allow_calls,json=allowCalls,proto3" json:"allow_calls,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ImportTreeStart) Reset() {
@@ -7762,6 +7765,13 @@ func (x *ImportTreeStart) GetDumps() ImportTreeStart_Dumps {
 		return x.Dumps
 	}
 	return ImportTreeStart_DUMPS_UNSPECIFIED
+}
+
+func (x *ImportTreeStart) GetAllowCalls() []string {
+	if x != nil {
+		return x.AllowCalls
+	}
+	return nil
 }
 
 type ImportTreeResponse struct {
@@ -9719,11 +9729,13 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x11ImportTreeRequest\x123\n" +
 	"\x05start\x18\x01 \x01(\v2\x1b.boxwood.v1.ImportTreeStartH\x00R\x05start\x12\x16\n" +
 	"\x05chunk\x18\x02 \x01(\fH\x00R\x05chunkB\x06\n" +
-	"\x04part\"\xce\x01\n" +
+	"\x04part\"\xef\x01\n" +
 	"\x0fImportTreeStart\x12\x17\n" +
 	"\anew_ids\x18\x01 \x01(\bR\x06newIds\x12'\n" +
 	"\x0fidempotency_key\x18\x02 \x01(\tR\x0eidempotencyKey\x127\n" +
-	"\x05dumps\x18\x03 \x01(\x0e2!.boxwood.v1.ImportTreeStart.DumpsR\x05dumps\"@\n" +
+	"\x05dumps\x18\x03 \x01(\x0e2!.boxwood.v1.ImportTreeStart.DumpsR\x05dumps\x12\x1f\n" +
+	"\vallow_calls\x18\x04 \x03(\tR\n" +
+	"allowCalls\"@\n" +
 	"\x05Dumps\x12\x15\n" +
 	"\x11DUMPS_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vDUMPS_TRUST\x10\x01\x12\x0f\n" +

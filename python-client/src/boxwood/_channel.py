@@ -11,6 +11,7 @@ import os
 import random
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -71,6 +72,25 @@ def options(target: str) -> list[tuple[str, Any]]:
     return chosen
 
 
+def credentials(target: str) -> grpc.ChannelCredentials | None:
+    """What a channel shows of itself, by the environment; None: nothing, as on a socket of this host.
+
+    ``BOXWOOD_CA`` names the certificate of the authority that signed the daemon's, ``BOXWOOD_CERT`` and
+    ``BOXWOOD_KEY`` a certificate of one's own. With any of them, or a ``BOXWOOD_TOKEN``, TCP is TLS.
+    """
+    named = [os.environ.get(name) for name in ("BOXWOOD_CA", "BOXWOOD_KEY", "BOXWOOD_CERT")]
+    if target.startswith("unix:") or not (any(named) or os.environ.get("BOXWOOD_TOKEN")):
+        return None
+    try:
+        ca, key, cert = (Path(name).read_bytes() if name else None for name in named)
+    except OSError as error:
+        raise errors.invalid(
+            f"a certificate or key can't be read: {error}",
+            "BOXWOOD_CA, BOXWOOD_CERT and BOXWOOD_KEY name their files",
+        ) from None
+    return grpc.ssl_channel_credentials(ca, key, cert)
+
+
 class Attempts:
     """One call: how long it has, and after a failure whether it is made again.
 
@@ -99,6 +119,8 @@ class Attempts:
         metadata: tuple[tuple[str, str], ...] = (("x-request-id", self.request_id),)
         if self._run:
             metadata += (("x-boxwood-run", self._run),)
+        if token := os.environ.get("BOXWOOD_TOKEN"):
+            metadata += (("authorization", f"Bearer {token}"),)
         return {"timeout": max(self.deadline - time.monotonic(), 0.001), "metadata": metadata}
 
     def failed(self, failure: grpc.RpcError, was_connected: bool, again: bool = True) -> tuple[float, bool]:

@@ -20,7 +20,7 @@ import grpc
 from google.protobuf.message import Message
 
 from . import errors, stats
-from ._channel import QUIET, Attempts, options
+from ._channel import QUIET, Attempts, credentials, options
 from ._proto import boxwood_pb2 as pb
 from ._proto import boxwood_pb2_grpc
 
@@ -44,7 +44,12 @@ class Connection:
     """One process's channel and stubs."""
 
     def __init__(self, target: str) -> None:
-        self.channel = grpc.insecure_channel(target, options=options(target))
+        shown = credentials(target)
+        self.channel = (
+            grpc.secure_channel(target, shown, options=options(target))
+            if shown
+            else grpc.insecure_channel(target, options=options(target))
+        )
         self.stub: Any = boxwood_pb2_grpc.BoxwoodStub(self.channel)
         self.was_connected = False
         self._single: dict[str, Any] = {}

@@ -43,7 +43,9 @@ def connect(address: str | None = None, *, timeout: float = 30.0) -> Client:
 
     Args:
         address: A unix socket's path, or "host:port". None means ``$BOXWOOD_ADDRESS``,
-            else ``/run/boxwood/boxwood.sock``.
+            else ``/run/boxwood/boxwood.sock``. Who it is that calls, over TCP, is said by
+            ``$BOXWOOD_TOKEN`` or by the certificate and key in ``$BOXWOOD_CERT`` and
+            ``$BOXWOOD_KEY``; ``$BOXWOOD_CA`` is the authority that signed the daemon's certificate.
         timeout: Seconds that a call may take where it says nothing else.
     """
     return Client(address, timeout=timeout)
@@ -210,13 +212,20 @@ class Client:
         return [Tree(self, m) for m in reply.trees]
 
     def import_tree(
-        self, path: str | os.PathLike[str], *, new_ids: bool = False, timeout: float = 3600.0
+        self,
+        path: str | os.PathLike[str],
+        *,
+        new_ids: bool = False,
+        allow_calls: Iterable[str] = (),
+        timeout: float = 3600.0,
     ) -> Tree:
         """Makes the tree of an archive that `Tree.export` wrote, here or on another host. It is streamed.
 
         Args:
             path: The archive, on this process's host.
             new_ids: Give tree, nodes and checkpoints ids of their own, so that a tree can be had twice.
+            allow_calls: Groups of system calls (see `create_tree`) that the archive's tree may go
+                on allowing its sandboxes; one that allows others is refused.
             timeout: Seconds.
 
         Raises:
@@ -227,7 +236,7 @@ class Client:
         source = Path(path)
         if not source.is_file():
             raise errors.invalid(f"there is no archive {str(source)!r}")
-        start = pb.ImportTreeStart(new_ids=new_ids, idempotency_key=new_key())
+        start = pb.ImportTreeStart(new_ids=new_ids, allow_calls=allow_calls, idempotency_key=new_key())
 
         def messages() -> Iterator[pb.ImportTreeRequest]:
             yield pb.ImportTreeRequest(start=start)

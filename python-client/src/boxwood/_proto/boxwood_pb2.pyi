@@ -3303,18 +3303,26 @@ class ImportTreeStart(google.protobuf.message.Message):
     NEW_IDS_FIELD_NUMBER: builtins.int
     IDEMPOTENCY_KEY_FIELD_NUMBER: builtins.int
     DUMPS_FIELD_NUMBER: builtins.int
+    ALLOW_CALLS_FIELD_NUMBER: builtins.int
     new_ids: builtins.bool
     """Give tree, nodes and checkpoints ids of their own, so that a tree can be had twice."""
     idempotency_key: builtins.str
     dumps: global___ImportTreeStart.Dumps.ValueType
+    @property
+    def allow_calls(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Groups of system calls that its sandboxes may go on making, as in Defaults. An archive of a tree that
+        allows others is refused (`calls_not_allowed`).
+        """
+
     def __init__(
         self,
         *,
         new_ids: builtins.bool = ...,
         idempotency_key: builtins.str = ...,
         dumps: global___ImportTreeStart.Dumps.ValueType = ...,
+        allow_calls: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["dumps", b"dumps", "idempotency_key", b"idempotency_key", "new_ids", b"new_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allow_calls", b"allow_calls", "dumps", b"dumps", "idempotency_key", b"idempotency_key", "new_ids", b"new_ids"]) -> None: ...
 
 global___ImportTreeStart = ImportTreeStart
 

@@ -1,0 +1,5 @@
+//go:build sabotage_clients
+
+package service
+
+const keepsClientsApart = false
