@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev build test test-go test-python test-python-matrix test-python-long test-adapters demo bench lint generate verify-generated \
-	check-imports check-docs check-acceptance sabotage clean corpus load vm-test crash payloads rehearse soak
+	check-imports check-docs check-acceptance sabotage clean corpus load vm-test crash payloads rehearse soak race fuzz vulnerabilities
 
 ENV := . scripts/env.sh;
 
@@ -64,6 +64,15 @@ rehearse: ## the store's and the service's tests with each change's function run
 
 soak: ## a month of the store, TURNS=100000 turns a day, held to its memory, disk and deletions (nightly; SEED=... repeats a run)
 	@$(ENV) go test -count=1 ./tree -run '^TestSoak$$' -v -timeout 12h -args -soak.turns $(or $(TURNS),100000) -soak.seed $(or $(SEED),0)
+
+race: ## an hour of random operations and kills of the daemon under the race detector, then the checks for leaks; FOR=1h (nightly; SEED=... repeats a run)
+	@$(ENV) CGO_ENABLED=1 BOXWOOD_REQUIRE=all go test -race -count=1 ./engine/service -run '^(TestKilledUnderLoad|TestPathsAreWhatTheyAreAlone)$$' -v -timeout 24h -args -crash.for $(or $(FOR),1h) -crash.seed $(or $(SEED),0) -meta.n $(or $(N),400) -meta.seed $(or $(SEED),0)
+
+fuzz: ## every fuzz target for FOR=1m, those that have NAME in their names (nightly; CI runs them for 2 s each, but FuzzRequests, which takes minutes to build)
+	@FOR=$(FOR) NAME=$(NAME) scripts/fuzz.sh
+
+vulnerabilities: ## known holes in what is built and installed; says so where the databases can't be asked (nightly)
+	@scripts/vulnerabilities.sh
 
 lint: ## format, vet, staticcheck, shellcheck, ruff, mypy, words that have no place here
 	@scripts/lint.sh

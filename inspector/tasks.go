@@ -48,10 +48,19 @@ func ask[T any](p *ebpf.Program, pid int) ([]T, error) {
 	if err != nil {
 		return nil, fmt.Errorf("asking the kernel about process %d: %w", pid, err)
 	}
+	rows, err := rowsOf[T](data)
+	if err != nil {
+		return nil, fmt.Errorf("asking the kernel about process %d: %w", pid, err)
+	}
+	return rows, nil
+}
+
+// rowsOf takes what an iterator wrote apart.
+func rowsOf[T any](data []byte) ([]T, error) {
 	var row T
 	size := int(unsafe.Sizeof(row))
 	if len(data)%size != 0 {
-		return nil, fmt.Errorf("asking the kernel about process %d: %d bytes are no whole rows", pid, len(data))
+		return nil, fmt.Errorf("%d bytes are no whole rows of %d", len(data), size)
 	}
 	rows := make([]T, len(data)/size)
 	for i := range rows {

@@ -166,6 +166,20 @@ func (w *watch) Barrier(ctx context.Context) Report {
 	return pronounce(r)
 }
 
+// judgeSigns counts those that say neither half for both.
+func (w *watch) judgeSigns(epoch signs, all, turn *finding) {
+	for f := signs(1); f <= sawNewMeta; f <<= 1 {
+		if f&eitherHalf&epoch != 0 {
+			all.both(f.reason(uint32(atomic.LoadUint64(&w.box.ObjectNr))))
+		}
+		if f&eitherHalf&w.turn != 0 {
+			why := f.reason(uint32(atomic.LoadUint64(&w.box.ObjectNr)))
+			turn.both(why)
+			turn.effect(tree.Unknown, nil, why)
+		}
+	}
+}
+
 // judgeUnknown deals with what can't be given to one half.
 func (w *watch) judgeUnknown(epoch signs, all, turn *finding) {
 	if w.orphaned.Load() {
@@ -177,16 +191,7 @@ func (w *watch) judgeUnknown(epoch signs, all, turn *finding) {
 		all.both("lost")
 		turn.both("lost")
 	}
-	for f := signs(1); f <= sawNewMeta; f <<= 1 {
-		if f&eitherHalf&epoch != 0 {
-			all.both(f.reason(uint32(atomic.LoadUint64(&w.box.ObjectNr))))
-		}
-		if f&eitherHalf&w.turn != 0 {
-			why := f.reason(uint32(atomic.LoadUint64(&w.box.ObjectNr)))
-			turn.both(why)
-			turn.effect(tree.Unknown, nil, why)
-		}
-	}
+	w.judgeSigns(epoch, all, turn)
 	for _, why := range w.taint {
 		all.files = true
 		all.process = all.process || w.taintAll

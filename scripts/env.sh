@@ -8,6 +8,9 @@ go_pinned=1.26.8
 staticcheck=honnef.co/go/tools/cmd/staticcheck@v0.8.2
 protoc_gen_go=google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
 protoc_gen_go_grpc=google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
+# For make vulnerabilities.
+govulncheck=golang.org/x/vuln/cmd/govulncheck@v1.9.0
+pip_audit=pip-audit==2.10.1
 # Compilers whose output is committed: another major version writes other bytes.
 clang_major=14
 gcc_major=12
