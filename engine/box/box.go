@@ -43,6 +43,8 @@ type box struct {
 	window *os.File // the guard's pipe, from Part to Rejoin
 	saver  *criu.Saver
 
+	hooks []string
+
 	held bool // restored, and Run is frozen until Resume
 
 	leafMu sync.Mutex
@@ -60,7 +62,7 @@ type box struct {
 
 func newUnstarted(z *zygote, r record) *box {
 	return &box{h: z.h, rec: r, group: z.group, pidfd: os.NewFile(pollable(z.pidfd), "pid 1"),
-		wire: z.wire, leaf: z.group.Run, done: make(chan struct{})}
+		wire: z.wire, leaf: z.group.Run, hooks: z.hooks, done: make(chan struct{})}
 }
 
 // pollable makes the runtime's poller take a pidfd.
@@ -99,6 +101,8 @@ func (b *box) Commands() uint64      { return b.starts.Load() }
 func (b *box) Done() <-chan struct{} { return b.done }
 
 func (b *box) PID1() int { return b.rec.PID }
+
+func (b *box) Hooks() []string { return b.hooks }
 
 func (b *box) SetSeed(seed string) { b.rec.Seed = seed }
 
@@ -148,7 +152,8 @@ func (b *box) hello(ctx context.Context) error {
 		b.leaf = b.leafDir(b.leafs)
 	}
 	state := binary.LittleEndian.Uint32(m.body[12:])
-	if b.spent = state != leafWhole; state == leafKilled {
+	b.spent = b.spent || state != leafWhole
+	if state == leafKilled {
 		return cgroup.Await(ctx, b.leaf, "populated", 0)
 	}
 	return nil

@@ -159,6 +159,9 @@ type Box interface {
 	// and refused by Unpack.
 	Unpack(ctx context.Context, path string, r io.Reader) (entries, bytes int64, err error)
 	Pack(ctx context.Context, path string, w io.Writer) error
+	// Hooks are the paths of the programs in HooksDir, in the order of their names, as it was when the
+	// box was made; none of an adopted one.
+	Hooks() []string
 	// SetSeed sets the BOXWOOD_SEED of a box in which nothing has run yet.
 	SetSeed(seed string)
 	// Record is what Adopt needs.

@@ -32,6 +32,9 @@ type Saved struct {
 	// Sessions says of each process that is in the group of a session which one that is; both
 	// by their numbers inside.
 	Sessions map[int]int `json:"sessions,omitempty"`
+	// Channels are which of stdin, stdout and stderr each session, by its number, had still as it was given them. The
+	// inodes of these are others in a child.
+	Channels map[int][3]bool `json:",omitempty"`
 	// Vetted, if set, is called when all is restored and nothing has run; its error ends the restore.
 	Vetted func() error `json:"-"`
 }
@@ -206,7 +209,53 @@ func (b *box) Save(ctx context.Context, images string) (Saved, error) {
 	if s.Sessions, err = b.sessionProcesses(); err != nil {
 		return s, b.orGone(err)
 	}
+	s.Channels = b.ownChannels()
 	return s, b.saver.Dump(ctx, criu.Save{PID: b.rec.PID, Cgroup: b.group.Dir, Images: images, External: criu.BoxMounts()})
+}
+
+// ownChannels is Saved.Channels.
+func (b *box) ownChannels() map[int][3]bool {
+	own := map[int][3]bool{}
+	for _, s := range b.Sessions() {
+		var has [3]bool
+		for i, inode := range channelsOf(s.HostPID) {
+			has[i] = inode != 0 && inode == s.inodes[i]
+		}
+		own[s.Number] = has
+	}
+	return own
+}
+
+// channelsOf are the inodes of a process's stdin, stdout and stderr; 0: it is neither a socket nor a pipe.
+func channelsOf(pid int) (inodes [3]uint64) {
+	for i := range inodes {
+		link, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", pid, i))
+		if err != nil {
+			continue
+		}
+		kind := "pipe:[%d]"
+		if i == 0 {
+			kind = "socket:[%d]"
+		}
+		_, _ = fmt.Sscanf(link, kind, &inodes[i])
+	}
+	return inodes
+}
+
+// findChannels finds those of sessions that were just restored and haven't run: own is Saved.Channels. pid 1
+// knows the inodes that they had in the parent.
+func (b *box) findChannels(own map[int][3]bool) {
+	b.rec.Channels = map[int][3]uint64{}
+	for i := range b.sessions.list {
+		s := &b.sessions.list[i]
+		s.inodes = channelsOf(s.HostPID)
+		for k := range s.inodes {
+			if !own[s.Number][k] {
+				s.inodes[k] = 0
+			}
+		}
+		b.rec.Channels[s.Number] = s.inodes
+	}
 }
 
 // sessionProcesses lists the processes of sessions, whose groups are made again with them.
@@ -327,6 +376,7 @@ func (z *zygote) revive(ctx context.Context, root Root, id Identity, s Saved, by
 	if err := b.findSessions(ctx); err != nil {
 		return nil, err
 	}
+	b.findChannels(s.Channels)
 	if err := b.listenInside(ctx); err != nil {
 		return nil, fmt.Errorf("handing over a socket: %w", err)
 	}
@@ -356,6 +406,9 @@ func (z *zygote) newControl(id Identity) (*os.File, error) {
 		return nil, err
 	}
 	if err := os.Link(filepath.Join(z.h.control, restoreProgram), program); err != nil {
+		return nil, err
+	}
+	if err := z.putGeneration(id); err != nil {
 		return nil, err
 	}
 	if err := os.WriteFile(filepath.Join(dir, "machine-id"), []byte(id.MachineID+"\n"), 0o444); err != nil {

@@ -66,7 +66,7 @@ type Talk struct {
 	Keys []byte
 	// Deadline after which the exchange is interrupted; zero: none.
 	Deadline time.Time
-	// Changes: it may change something, and counts as a command.
+	// Changes: it may change something, and counts as a command. Interrupt is for such alone.
 	Changes bool
 }
 
@@ -400,6 +400,7 @@ type talk struct {
 	keys    []byte
 	asked   chan struct{} // interrupts asked for
 	stopped time.Time     // when the first step of stopping was taken; zero: it goes on
+	due     time.Time     // when the next one is
 	step    int
 	left    bool // it was told that the exchange is over
 	over    bool // so Heard said
@@ -441,21 +442,23 @@ func (b *box) Talk(ctx context.Context, t Talk) (TalkEnd, error) {
 		return TalkEnd{Exit: b.lost(k.end.Exit, start), Ended: true}, nil
 	}
 	wake := func() { b.wire.SetReadDeadline(time.Unix(1, 0)) }
-	b.sessions.mu.Lock()
-	b.sessions.talking = s.Name
-	b.sessions.interrupt = func() {
-		select {
-		case k.asked <- struct{}{}:
-		default:
-		}
-		wake()
-	}
-	b.sessions.mu.Unlock()
-	defer func() {
+	if t.Changes {
 		b.sessions.mu.Lock()
-		b.sessions.talking, b.sessions.interrupt = "", nil
+		b.sessions.talking = s.Name
+		b.sessions.interrupt = func() {
+			select {
+			case k.asked <- struct{}{}:
+			default:
+			}
+			wake()
+		}
 		b.sessions.mu.Unlock()
-	}()
+		defer func() {
+			b.sessions.mu.Lock()
+			b.sessions.talking, b.sessions.interrupt = "", nil
+			b.sessions.mu.Unlock()
+		}()
+	}
 	if ctx.Done() != nil {
 		woken := make(chan struct{})
 		stop := context.AfterFunc(ctx, func() { wake(); close(woken) })
@@ -558,35 +561,41 @@ func (k *talk) say() error {
 	return nil
 }
 
-// stop takes the next step, each time that the one before hasn't helped.
+// stop takes the next step, each time that the one before hasn't helped in its time. However many interrupts are asked for, they
+// neither put off a step nor bring one on.
 func (k *talk) stop(ctx context.Context) error {
-	now := time.Now()
 	select {
 	case <-k.asked:
 		k.end.Interrupted = true
-		if k.stopped.IsZero() {
-			k.b.wire.SetReadDeadline(k.Deadline)
+		if err := k.signal(unix.SIGINT); err != nil {
+			return err
 		}
-		return k.signal(unix.SIGINT)
 	default:
 	}
-	if k.stopped.IsZero() {
-		switch {
-		case ctx.Err() != nil:
-			k.end.Cancelled = true
-		case !k.Deadline.IsZero() && !now.Before(k.Deadline):
-			k.end.TimedOut = true
-		default: // woken for nothing
-			k.b.wire.SetReadDeadline(k.Deadline)
-			return nil
-		}
+	now := time.Now()
+	switch {
+	case !k.stopped.IsZero() && now.Before(k.due):
+		k.wait(k.due)
+		return nil
+	case !k.stopped.IsZero():
+	case ctx.Err() != nil:
+		k.end.Cancelled = true
 		k.stopped = now
+	case !k.Deadline.IsZero() && !now.Before(k.Deadline):
+		k.end.TimedOut = true
+		k.stopped = now
+	default: // woken for the interrupt, or for nothing
+		k.wait(k.Deadline)
+		if ctx.Err() != nil { // since it was asked
+			k.wait(time.Unix(1, 0))
+		}
+		return nil
 	}
 	k.step++
 	switch k.step {
 	case 1:
 		k.end.Interrupted = true
-		k.b.wire.SetReadDeadline(now.Add(interruptPatience))
+		k.wait(now.Add(interruptPatience))
 		return k.signal(unix.SIGINT)
 	case 2:
 		k.end.Killed = true
@@ -595,17 +604,26 @@ func (k *talk) stop(ctx context.Context) error {
 		if err := k.b.killChildren(limit, k.session, k.spared); err != nil && !fault.Is(err, fault.Deadline) {
 			return err
 		}
-		k.b.wire.SetReadDeadline(time.Now().Add(reportPatience))
+		k.wait(time.Now().Add(reportPatience))
 		return nil
 	case 3: // it goes on with what comes next in its list
-		k.b.wire.SetReadDeadline(now.Add(childrenPatience))
+		k.wait(now.Add(childrenPatience))
 		return k.signal(unix.SIGINT)
 	}
 	if now.Sub(k.stopped) > interruptPatience+childrenPatience+reportPatience+childrenPatience+killPatience {
 		return errProtocol
 	}
-	k.b.wire.SetReadDeadline(now.Add(20 * time.Millisecond))
+	k.wait(now.Add(20 * time.Millisecond))
 	return cgroup.Kill(k.b.sessionLeaf(k.session.Number))
+}
+
+// wait has stop called at a time, or as soon as an interrupt is asked for.
+func (k *talk) wait(until time.Time) {
+	k.due = until
+	k.b.wire.SetReadDeadline(until)
+	if len(k.asked) > 0 { // by who set a deadline just before
+		k.b.wire.SetReadDeadline(time.Unix(1, 0))
+	}
 }
 
 func (k *talk) signal(sig unix.Signal) error {
@@ -650,6 +668,9 @@ func (b *box) findSessions(ctx context.Context) error {
 			if q, ok := readProc(pid); ok && q.PID == s.PID {
 				s.HostPID = pid
 			}
+		}
+		if inodes, restored := b.rec.Channels[s.Number]; restored {
+			s.inodes = inodes
 		}
 		if err := b.house(s); err != nil {
 			return err

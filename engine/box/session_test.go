@@ -330,6 +330,35 @@ func TestInterruptFromOutside(t *testing.T) {
 	}
 }
 
+// However fast interrupts come, a deadline ends what it is to end, and what isn't a command isn't disturbed.
+func TestInterruptsWithoutEnd(t *testing.T) {
+	h := openHost(t)
+	b := startBox(t, h)
+	openShell(t, b, SessionSpec{Name: "a"})
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_, _ = b.Interrupt("a")
+			}
+		}
+	}()
+	defer func() { close(stop); <-stopped }()
+	r := say(t, b, "a", "trap '' INT; sleep 1000; :", func(k *Talk) { k.Deadline = time.Now().Add(50 * time.Millisecond) })
+	if !r.TimedOut || !r.Interrupted || !r.Killed || r.Ended {
+		t.Errorf("a command that takes no interrupt: %+v", r)
+	}
+	for range 20 {
+		if r := say(t, b, "a", ":", func(k *Talk) { k.Changes = false }); r.Interrupted || r.status != 0 {
+			t.Errorf("what is no command was interrupted: %+v", r)
+		}
+	}
+}
+
 // Sessions outlive the daemon with their box, and the next finds them.
 func TestSessionsAreAdopted(t *testing.T) {
 	h := openHost(t)

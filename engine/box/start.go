@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -69,8 +70,16 @@ func (z *zygote) prepareRoot(root Root, id Identity) (*os.File, error) {
 			return nil, err
 		}
 	}
-	return overlay.Mount(overlay.Options{Lower: root.Lower, Upper: root.Upper, Work: root.Work,
+	mount, err := overlay.Mount(overlay.Options{Lower: root.Lower, Upper: root.Upper, Work: root.Work,
 		UserNS: z.userns, IDBase: uint32(idBase(z.slot))})
+	if err != nil {
+		return nil, err
+	}
+	if z.hooks, err = hooksOf(mount); err != nil {
+		mount.Close()
+		return nil, err
+	}
+	return mount, nil
 }
 
 func (z *zygote) attach(ctx context.Context, root Root, id Identity) (*box, error) {
@@ -82,6 +91,9 @@ func (z *zygote) attach(ctx context.Context, root Root, id Identity) (*box, erro
 	deadline := time.Now().Add(stepLimit)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
 		deadline = d
+	}
+	if err := z.putGeneration(id); err != nil {
+		return nil, err
 	}
 	z.wire.SetReadDeadline(deadline)
 	req, err := z.wire.send(opAttach, attachBody(id), int(mount.Fd()), z.leaf, z.kill)
@@ -100,6 +112,11 @@ func (z *zygote) attach(ctx context.Context, root Root, id Identity) (*box, erro
 	z.wire.SetReadDeadline(time.Time{})
 	z.releaseStage()
 	return newBox(z, record{Slot: z.slot, PID: z.pid, Start: z.start, Generation: id.Generation, Seed: id.Seed, Calls: id.Limits.Calls}), nil
+}
+
+// putGeneration puts what a box's programs read as /run/box/generation into its control folder.
+func (z *zygote) putGeneration(id Identity) error {
+	return os.WriteFile(filepath.Join(z.h.controlDir(z.slot), "generation"), []byte(id.Generation+"\n"), 0o444)
 }
 
 func attachBody(id Identity) []byte {
@@ -122,6 +139,8 @@ type record struct {
 	Seed       string         `json:"seed,omitempty"`
 	Calls      seccomp.Groups `json:"calls,omitempty"`
 	Before     uint64         `json:"before,omitempty"` // commands that pid 1 had counted when it was saved
+	// Channels of the sessions that were restored, by their numbers: see Session.inodes.
+	Channels map[int][3]uint64 `json:"channels,omitempty"`
 }
 
 // statFields are those of /proc/PID/stat after the name, which may hold anything;
@@ -187,6 +206,7 @@ func (h *Host) Adopt(ctx context.Context, text []byte) (Box, error) {
 // reconnect owns z's descriptors: they are the box's, or closed when it fails.
 func (z *zygote) reconnect(ctx context.Context, r record) (_ *box, err error) {
 	b := newUnstarted(z, r)
+	b.spent = true // for all that is known: pid 1 doesn't hear of KillTurn
 	defer func() {
 		if err != nil {
 			b.pidfd.Close()

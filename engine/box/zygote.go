@@ -26,6 +26,7 @@ type zygote struct {
 	userns *os.File
 	// leaf and kill are handed to pid 1 at attach: where its first turn runs.
 	leaf, kill int
+	hooks      []string // of its root
 }
 
 // socketName is pid 1's listening socket in its control folder.

@@ -13,6 +13,7 @@ package treewalk
 
 import (
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -30,11 +31,13 @@ import (
 type Options struct {
 	IgnoreDirTimes bool // modification times of folders
 	Inodes         bool // show inode numbers
-	// IDBase is taken off owners and groups: the first host id of the user
-	// namespace that the tree belongs to.
+	// IDBase is taken off owners, groups and the roots of files' capabilities: the first host id
+	// of the user namespace that the tree belongs to.
 	IDBase uint32
 	// Skip leaves out a path (relative to the root) and all below it.
 	Skip func(path string) bool
+	// Err is asked before each name; its error ends the walk.
+	Err func() error
 }
 
 // Digest walks the tree below a folder and returns its lines and the sha256
@@ -121,6 +124,11 @@ func (w *walker) visit(at int, name, full string) error {
 	if w.o.Skip != nil && w.o.Skip(full) {
 		return nil
 	}
+	if w.o.Err != nil {
+		if err := w.o.Err(); err != nil {
+			return err
+		}
+	}
 	fd, err := unix.Openat2(at, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_NO_XDEV | unix.RESOLVE_BENEATH})
 	if errors.Is(err, unix.EXDEV) {
@@ -155,7 +163,7 @@ func (w *walker) visit(at int, name, full string) error {
 		fmt.Fprintf(&b, " ino=%d", st.Ino)
 	}
 	e.before = b.String()
-	if e.after, err = content(fd, kind); err != nil {
+	if e.after, err = content(fd, kind, w.o.IDBase); err != nil {
 		return &os.PathError{Op: "read", Path: full, Err: err}
 	}
 	w.entries = append(w.entries, e)
@@ -185,7 +193,7 @@ func (w *walker) children(fd int, full string) error {
 }
 
 // content describes what the inode open as path descriptor fd holds.
-func content(fd int, kind uint32) (string, error) {
+func content(fd int, kind, base uint32) (string, error) {
 	self := "/proc/self/fd/" + strconv.Itoa(fd)
 	var b strings.Builder
 	switch kind {
@@ -208,12 +216,12 @@ func content(fd int, kind uint32) (string, error) {
 		}
 		fmt.Fprintf(&b, " to=%q", buf[:n])
 	}
-	return b.String() + xattrs(self), nil
+	return b.String() + xattrs(self, base), nil
 }
 
 // xattrs are sorted by name. A file whose attributes can't be read has the error
 // as its attribute: that, too, must be equal.
-func xattrs(self string) string {
+func xattrs(self string, base uint32) string {
 	buf := make([]byte, 64<<10)
 	n, err := unix.Listxattr(self, buf)
 	if err != nil {
@@ -230,8 +238,17 @@ func xattrs(self string) string {
 		if n, err := unix.Getxattr(self, name, value); err != nil {
 			fmt.Fprintf(&b, " %s=(%v)", name, err)
 		} else {
-			fmt.Fprintf(&b, " %s=%q", name, value[:n])
+			fmt.Fprintf(&b, " %s=%q", name, inner(name, value[:n], base))
 		}
 	}
 	return b.String()
+}
+
+// inner is the value of an attribute as it is inside a user namespace that begins at base: capabilities of a file name its root.
+func inner(name string, value []byte, base uint32) []byte {
+	const at = 20 // rootid of struct vfs_ns_cap_data
+	if name == "security.capability" && len(value) == at+4 {
+		binary.LittleEndian.PutUint32(value[at:], binary.LittleEndian.Uint32(value[at:])-base)
+	}
+	return value
 }
