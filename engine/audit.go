@@ -86,21 +86,31 @@ func (e *Engine) noteObjects(b *body) {
 	b.objects = objects
 }
 
-// firstObjects waits until pid 1 stands in its own root and has let go of the one
-// before: a box is handed out while it is still on its way there, and its mounts look
-// different until then.
+// firstObjects waits for pid 1: a box is handed out while that is still on its way to its own root, and its
+// mounts look different until then.
 func (e *Engine) firstObjects(b *body) ([]string, error) {
-	for range 1000 {
-		settled, err := inOwnRoot(b.box.PID1())
-		if err != nil {
-			return nil, err
-		}
-		if settled {
-			return kernelobjects.Of(b.box.PID1())
-		}
-		time.Sleep(time.Millisecond)
+	if err := e.inOwnRoot(context.Background(), b); err != nil {
+		return nil, err
 	}
-	return nil, fault.New(fault.Internal, "audit_root", "pid 1 isn't in its root after a second")
+	return kernelobjects.Of(b.box.PID1())
+}
+
+// rootPatience is how long pid 1 may take to stand in its own root.
+const rootPatience = 10 * time.Second
+
+// inOwnRoot waits until pid 1 stands in its own root and has let go of the one before.
+func (e *Engine) inOwnRoot(ctx context.Context, b *body) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, rootPatience, fault.New(fault.Internal, "no_root", "pid 1 isn't in its root after %s", rootPatience))
+	defer cancel()
+	for {
+		settled, err := inOwnRoot(b.box.PID1())
+		if err != nil || settled {
+			return err
+		}
+		if err := pause(ctx, time.Millisecond); err != nil {
+			return err
+		}
+	}
 }
 
 // inOwnRoot: the overlay is the only mount at "/". While the root before hangs on to

@@ -175,11 +175,13 @@ func (e *Engine) captureBoth(ctx context.Context, b *body, n *tree.Node, row *st
 	id := ids.NewSnapshot()
 	tried := time.Now()
 	frozenAt := tried
-	pending, err := e.snapshotFrozen(ctx, b, half, id, row)
+	pending, seen, err := e.snapshotFrozen(ctx, b, half, id, row)
 	for wait := 5 * time.Millisecond; errors.As(err, new(passing)) && time.Since(tried) < passingPatience; wait *= 2 {
-		time.Sleep(wait)
+		if err := pause(ctx, wait); err != nil {
+			return nil, nil, time.Time{}, fmt.Errorf("waiting for what passes: %w", err)
+		}
 		frozenAt = time.Now()
-		pending, err = e.snapshotFrozen(ctx, b, half, id, row)
+		pending, seen, err = e.snapshotFrozen(ctx, b, half, id, row)
 	}
 	if err != nil {
 		return nil, nil, time.Time{}, err
@@ -191,6 +193,12 @@ func (e *Engine) captureBoth(ctx context.Context, b *body, n *tree.Node, row *st
 	if err != nil {
 		pending.Abort()
 		return nil, nil, time.Time{}, fmt.Errorf("finishing the snapshot: %w", err)
+	}
+	if seen != nil {
+		if err := e.walks.keep(id, seen); err != nil {
+			e.walks.count(&e.walks.unclear)
+			e.log.Warn("keeping what was seen in files", "snapshot", id, "error", err)
+		}
 	}
 	ck := &tree.Checkpoint{
 		ID: ids.NewCheckpoint(), Tree: n.Tree, Node: n.ID, Snapshot: id, Seal: seal, Process: tree.Empty,
@@ -212,11 +220,23 @@ func (e *Engine) captureBoth(ctx context.Context, b *body, n *tree.Node, row *st
 	return ck, state, frozenAt, nil
 }
 
+// pause waits, or until ctx ends, which is an error.
+func pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
 // snapshotFrozen is what happens while the box is frozen. The new epoch begins
-// before the thaw, so that nothing falls between snapshot and epoch.
-func (e *Engine) snapshotFrozen(ctx context.Context, b *body, half saving, id ids.Snapshot, row *stats.CaptureRow) (*pool.Pending, error) {
+// before the thaw, so that nothing falls between snapshot and epoch. seen are the files, if they are to be looked at.
+func (e *Engine) snapshotFrozen(ctx context.Context, b *body, half saving, id ids.Snapshot, row *stats.CaptureRow) (_ *pool.Pending, seen []string, _ error) {
 	if err := b.box.Freeze(ctx); err != nil {
-		return nil, fmt.Errorf("freezing: %w", err)
+		return nil, nil, fmt.Errorf("freezing: %w", err)
 	}
 	defer func() {
 		if err := b.box.Thaw(); err != nil {
@@ -224,28 +244,28 @@ func (e *Engine) snapshotFrozen(ctx context.Context, b *body, half saving, id id
 		}
 	}()
 	if err := failpoint.Hit("capture frozen"); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := half.freeze(ctx); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := b.box.CheckRoot(); err != nil && checksRoots {
-		return nil, err // law 6
+		return nil, nil, err // law 6
 	}
 	if !thawsLast {
 		if err := b.box.Thaw(); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		time.Sleep(20 * time.Millisecond) // as if the host were busy
 	}
 	began := time.Now()
 	pending, err := e.Pool.Snapshot(ctx, b.gen, id)
 	if err != nil {
-		return nil, fmt.Errorf("taking the snapshot: %w", err)
+		return nil, nil, fmt.Errorf("taking the snapshot: %w", err)
 	}
 	row.Snapshot = time.Since(began)
 	b.watch.NewEpoch(e.Pool.SnapshotDir(id))
-	return pending, nil
+	return pending, e.walkFrozen(ctx, b), nil
 }
 
 // removeState gives back the content of a process state that no record names.
@@ -260,6 +280,7 @@ func (e *Engine) dropContent(id ids.Process) error { return e.dumps.drop(id) }
 
 // removeSnapshot gives back file state that no record names.
 func (e *Engine) removeSnapshot(id ids.Snapshot) {
+	e.walks.drop(id)
 	if err := e.Pool.Remove(id); err != nil {
 		e.log.Error("removing a snapshot", "snapshot", id, "error", err)
 	}

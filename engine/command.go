@@ -7,6 +7,7 @@ import (
 
 	"github.com/boxwood-rl/boxwood/engine/box"
 	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/tree"
 )
 
@@ -74,25 +75,13 @@ func (t *turn) command(c Command) (box.Command, error) {
 		}
 		return ""
 	}
-	env := map[string]string{
-		"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-		"HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb",
-	}
-	maps.Copy(env, d.Env)
-	maps.Copy(env, c.Env)
-	maps.Copy(env, c.Secrets)
-	env["BOXWOOD_GENERATION"] = string(t.b.gen)
-	if t.s.seed != "" {
-		env["BOXWOOD_SEED"] = t.s.seed
-	}
-	flat := make([]string, 0, len(env))
-	for k, v := range env {
-		if k == "" || containsAny(k, "=\x00") || containsAny(v, "\x00") {
-			return box.Command{}, fault.New(fault.Invalid, "bad_env", "the environment variable %q can't be set: its name is empty or has '=', or a NUL is in it", k)
+	for _, list := range []map[string]string{d.Env, c.Env, c.Secrets} {
+		for k, v := range list {
+			if k == "" || containsAny(k, "=\x00") || containsAny(v, "\x00") {
+				return box.Command{}, fault.New(fault.Invalid, "bad_env", "the environment variable %q can't be set: its name is empty or has '=', or a NUL is in it", k)
+			}
 		}
-		flat = append(flat, k+"="+v)
 	}
-	slices.Sort(flat)
 	for _, a := range argv {
 		if containsAny(a, "\x00") {
 			return box.Command{}, fault.New(fault.Invalid, "bad_command", "an argument holds a NUL byte, which no command line can")
@@ -109,7 +98,29 @@ func (t *turn) command(c Command) (box.Command, error) {
 		deadline = time.Hour
 	}
 	return box.Command{
-		Argv: argv, Env: flat, Cwd: first(c.Cwd, d.Cwd, "/"), User: first(c.User, d.User, "0"),
+		Argv: argv, Env: environment(d, t.b.gen, t.s.seed, c.Env, c.Secrets), Cwd: first(c.Cwd, d.Cwd, "/"), User: first(c.User, d.User, "0"),
 		Stdin: c.Stdin, Deadline: time.Now().Add(deadline),
 	}, nil
+}
+
+// environment of a command, sorted: the usual, the tree's, its own, and what tells this generation from others.
+func environment(d tree.Defaults, gen ids.Generation, seed string, own ...map[string]string) []string {
+	env := map[string]string{
+		"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+		"HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb",
+	}
+	maps.Copy(env, d.Env)
+	for _, more := range own {
+		maps.Copy(env, more)
+	}
+	env["BOXWOOD_GENERATION"] = string(gen)
+	if seed != "" {
+		env["BOXWOOD_SEED"] = seed
+	}
+	flat := make([]string, 0, len(env))
+	for k, v := range env {
+		flat = append(flat, k+"="+v)
+	}
+	slices.Sort(flat)
+	return flat
 }

@@ -52,6 +52,8 @@ type dumpKeeper struct {
 	// works is the outcome of a dump and restore of a process of our own: a CRIU that
 	// hangs on this kernel would take a sandbox with it.
 	works func() error
+
+	memory memoryChecks
 }
 
 // dumpLimit is how long CRIU may take for one dump or one restore.
@@ -60,6 +62,8 @@ const dumpLimit = 40 * time.Second
 type dumpFile struct {
 	box.Saved
 	Program string // digest of pid 1's
+	// Shells is what the sessions said of themselves, if it is known to be true of the dump.
+	Shells []byte `json:",omitempty"`
 }
 
 func newDumpKeeper(e *Engine, program *criu.Program) *dumpKeeper {
@@ -153,17 +157,21 @@ func (s *dumpSaving) freeze(ctx context.Context) error {
 	if err := os.Mkdir(images, 0o755); err != nil {
 		return err
 	}
+	told := s.b.toldOf()
 	ctx, cancel := context.WithTimeout(ctx, dumpLimit)
 	defer cancel()
 	saved, err := s.b.box.Save(ctx, images)
 	if err != nil {
 		return s.unharmed(err, was)
 	}
-	s.saw = dumped{s.id, was, len(saved.Sessions) > 0}
+	if err := s.k.remember(was, images); err != nil {
+		return err
+	}
+	s.saw = dumped{s.id, was, len(saved.Sessions) > 0, told}
 	if err := s.write("witness.json", was); err != nil {
 		return err
 	}
-	if err := s.write("dump.json", dumpFile{saved, box.ProgramDigest()}); err != nil {
+	if err := s.write("dump.json", dumpFile{saved, box.ProgramDigest(), told}); err != nil {
 		return err
 	}
 	return failpoint.Hit("dump saved")
@@ -182,6 +190,9 @@ func unsavable(o witness.Objects) error {
 
 // unfit names what CRIU is known to refuse, in better words than its own.
 func unfit(s *witness.State) error {
+	if len(s.Traced) > 0 {
+		return fault.New(fault.Precondition, "traced", "process %d is traced by another, which can't be saved", s.Traced[0])
+	}
 	for _, pid := range slices.Sorted(maps.Keys(s.Processes)) {
 		for _, file := range s.Processes[pid].Files {
 			if strings.HasPrefix(file, "anon_inode:[io_uring]") {
@@ -389,7 +400,7 @@ func (k *dumpKeeper) restore(ctx context.Context, b *body, root box.Root, id box
 		defer cancel()
 		return errors.Join(err, bx.Kill(end))
 	}
-	b.box, b.dumped = bx, dumped{state.ID, was, len(file.Sessions) > 0}
+	b.box, b.dumped = bx, dumped{state.ID, was, len(file.Sessions) > 0, file.Shells}
 	return nil
 }
 
@@ -418,6 +429,14 @@ func (k *dumpKeeper) compare(b box.Box, state *tree.ProcessState, was *witness.S
 		return fmt.Errorf("looking at a restored child: %w", err)
 	}
 	d := witness.Diff(was, is)
+	if len(d) == 0 {
+		if err := alterMemory(b); err != nil {
+			return err
+		}
+		if d, err = k.memoryDiff(was, is); err != nil {
+			return err
+		}
+	}
 	if len(d) == 0 {
 		return nil
 	}

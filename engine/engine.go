@@ -79,6 +79,8 @@ type Config struct {
 	OutputLimit int
 	// MaxSandboxes that may live at once: 2000.
 	MaxSandboxes int
+	// HookLimit is how long the hooks of one child may take together: 10 seconds.
+	HookLimit time.Duration
 	// Limits of a sandbox whose tree names none.
 	Limits tree.Limits
 	// Captures that run at once: 2.
@@ -90,6 +92,10 @@ type Config struct {
 	// Audit is the share of turns whose verdict is compared with what really
 	// changed, from 0 to 1.
 	Audit float64
+	// Verify is the share of captures, from 0 to 1, whose children's files are compared with what the parent saw: see walks.
+	Verify float64
+	// Paranoid: sums of the memory of processes are taken when they are saved, and compared when they are restored.
+	Paranoid bool
 	// IgnoreProcesses by the name of their command: see ignores. Empty: none.
 	IgnoreProcesses []string
 	// Retention of saved states; zero: all are kept until they are pruned.
@@ -110,6 +116,7 @@ func (c *Config) fill() {
 	}
 	def(&c.Lease, 30*time.Minute)
 	def(&c.TurnDeadline, 10*time.Minute)
+	def(&c.HookLimit, 10*time.Second)
 	num(&c.OutputLimit, 64<<10)
 	num(&c.MaxSandboxes, 2000)
 	num(&c.Captures, 2)
@@ -133,6 +140,7 @@ type Engine struct {
 
 	keepers map[tree.ProcessKind]keeper
 	vault   *vault
+	walks   *walks
 	dumps   *dumpStore
 	leader  leader
 
@@ -200,6 +208,9 @@ func New(ctx context.Context, parts Parts, cfg Config) (*Engine, error) {
 	if e.vault, err = openVault(cfg.StateDir); err != nil {
 		return nil, err
 	}
+	if e.walks, err = openWalks(cfg.StateDir, cfg.Verify); err != nil {
+		return nil, err
+	}
 	if e.dumps, err = openDumpStore(e.vault, cfg.RunDir, cfg.DumpMemory, e.log.Error); err != nil {
 		return nil, fmt.Errorf("opening the dumps in memory: %w", err)
 	}
@@ -265,8 +276,14 @@ func (e *Engine) Info() (Info, error) {
 	if e.cfg.Audit > 0 {
 		found = append(found, e.audits.capability(e.cfg.Audit))
 	}
-	if e.keepers[tree.Dump] != nil {
+	if e.cfg.Verify > 0 {
+		found = append(found, e.walks.capability())
+	}
+	if k, ok := e.keepers[tree.Dump].(*dumpKeeper); ok {
 		found = append(slices.Clone(found), e.trials.capability())
+		if e.cfg.Paranoid {
+			found = append(found, k.memory.capability())
+		}
 	}
 	if len(e.ignores.names) > 0 {
 		found = append(slices.Clone(found), e.ignores.capability())

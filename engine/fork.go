@@ -250,6 +250,18 @@ func (e *Engine) raise(ctx context.Context, b *birth, o ForkOptions) (s *sandbox
 	if err := e.bear(ctx, b, o); err != nil {
 		return nil, err
 	}
+	if b.rec.Commands > 0 { // its hooks, which its record doesn't know of
+		_, err := e.Store.Update(context.WithoutCancel(ctx), func(tx *tree.Tx) error {
+			if _, err := tx.Sandbox(b.rec.ID); err != nil {
+				return err
+			}
+			return tx.PutSandbox(*b.rec)
+		})
+		if err != nil {
+			e.bury(b.body)
+			return nil, fmt.Errorf("recording what a child's hooks did: %w", err)
+		}
+	}
 	return e.enlist(ctx, b)
 }
 
@@ -400,13 +412,17 @@ func (e *Engine) materialise(ctx context.Context, b *birth) error {
 	}
 	if err == nil {
 		made.watch, made.checkpoint = watch, b.point.checkpoint // a spare's may be another tree's over the same snapshot
+		err = made.box.Resume()                                 // what was restored has waited for its watch
+	}
+	if err == nil {
+		err = e.runHooks(ctx, made, environment(b.point.tree.Defaults, made.gen, made.seed))
+	}
+	if err == nil {
+		b.rec.Commands = made.box.Commands()
 		err = e.writeBirth(made, b.rec)
 	}
 	if err == nil {
 		err = failpoint.Hit("birth written")
-	}
-	if err == nil {
-		err = made.box.Resume() // what was restored has waited for its watch
 	}
 	if err != nil {
 		if terr := e.tearDown(context.WithoutCancel(ctx), made); terr != nil {
@@ -447,6 +463,9 @@ func (e *Engine) embody(ctx context.Context, ck *tree.Checkpoint, state *tree.Pr
 	if err := failpoint.Hit("fork cloned"); err != nil {
 		return nil, err
 	}
+	if err := alterClone(upper.Dir); err != nil {
+		return nil, err
+	}
 	if err := take(ctx, e.attaches, ck.Node); err != nil {
 		return nil, err
 	}
@@ -457,6 +476,11 @@ func (e *Engine) embody(ctx context.Context, ck *tree.Checkpoint, state *tree.Pr
 	<-e.attaches
 	if err != nil {
 		return nil, fmt.Errorf("starting a box: %w", err)
+	}
+	if err = e.compareFiles(ctx, made, ck); err != nil {
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		return nil, errors.Join(err, made.box.Kill(end))
 	}
 	if state == nil {
 		e.noteLeader(made.box)

@@ -194,13 +194,13 @@ func (t *turn) again(ctx context.Context, s tree.Step) error {
 
 func sameOutput(a, b *tree.Node) bool {
 	x, y := a.Observation, b.Observation
-	return x.StdoutOmitted == y.StdoutOmitted && x.StderrOmitted == y.StderrOmitted &&
+	return !comparesReplays || x.StdoutOmitted == y.StdoutOmitted && x.StderrOmitted == y.StderrOmitted &&
 		bytes.Equal(x.Stdout, y.Stdout) && bytes.Equal(x.Stderr, y.Stderr) &&
 		bytes.Equal(a.Recipe.Stdout, b.Recipe.Stdout) && bytes.Equal(a.Recipe.Stderr, b.Recipe.Stderr)
 }
 
 func sameExit(a, b *tree.Node) bool {
-	return slices.EqualFunc(a.Recipe.Steps, b.Recipe.Steps, func(x, y tree.Step) bool {
+	return !comparesReplays || slices.EqualFunc(a.Recipe.Steps, b.Recipe.Steps, func(x, y tree.Step) bool {
 		return x.Status == y.Status && x.ExitCode == y.ExitCode && x.Signal == y.Signal && x.Failed == y.Failed
 	})
 }

@@ -71,6 +71,7 @@ func (e *Engine) reconcile(ctx context.Context) error {
 	if _, err := e.vault.reconcile(states); err != nil {
 		e.log.Error("removing process states that are on no record", "error", err)
 	}
+	e.walks.reconcile(keep)
 	removed, err := e.Pool.Reconcile(adopted, keep)
 	if err != nil {
 		return fmt.Errorf("reconciling the pool: %w", err)

@@ -193,7 +193,8 @@ type judgement struct {
 
 // judgeShells compares sessions with what they were at the last capture and at the end of the last turn.
 func (e *Engine) judgeShells(ctx context.Context, b *body) judgement {
-	if len(b.box.Sessions()) == 0 && len(b.shells.last) == 0 && b.checkpoint.Process != tree.Shells {
+	onDump := b.checkpoint.Process == tree.Dump && b.checkpoint.State == b.dumped.id && b.dumped.shells != nil
+	if len(b.box.Sessions()) == 0 && len(b.shells.last) == 0 && b.checkpoint.Process != tree.Shells && !onDump {
 		return judgement{}
 	}
 	was := b.shells.last
@@ -206,6 +207,9 @@ func (e *Engine) judgeShells(ctx context.Context, b *body) judgement {
 	}
 	slices.SortFunc(j.effects, func(x, y tree.Effect) int { return bytes.Compare(x.Subject, y.Subject) })
 	kept, err := b.keptShells(e.vault, e.Store.View())
+	if onDump {
+		kept = b.dumped.shells // beside others
+	}
 	switch {
 	case err != nil:
 		j.reasons = append(j.reasons, "what was saved of sessions can't be read")

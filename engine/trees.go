@@ -536,6 +536,7 @@ func (e *Engine) removeCondemned(ctx context.Context) {
 			continue // whoever reads it comes back to this
 		}
 		e.spares.drop(id)
+		e.walks.drop(id)
 		if err := e.Pool.Remove(id); err != nil {
 			e.log.Error("removing a condemned snapshot", "snapshot", id, "error", err)
 			left = true

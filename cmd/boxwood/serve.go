@@ -22,6 +22,7 @@ import (
 
 	"github.com/boxwood-rl/boxwood/engine"
 	"github.com/boxwood-rl/boxwood/engine/service"
+	"github.com/boxwood-rl/boxwood/engine/witness"
 	"github.com/boxwood-rl/boxwood/internal/cgroup"
 	"github.com/boxwood-rl/boxwood/internal/doctor"
 	"github.com/boxwood-rl/boxwood/internal/fault"
@@ -40,7 +41,8 @@ type serveFlags struct {
 	state, socket, group, pool, poolSize, runDir, cgroup, criu, level, format, cpus, memory string
 	zygotes, maxSandboxes                                                                   int
 	lease                                                                                   time.Duration
-	audit                                                                                   float64
+	audit, verify                                                                           float64
+	paranoid                                                                                bool
 	imports, ignore                                                                         []string
 	listen, cert, key, clientCA, clients                                                    string
 	rebuild, stopOnEOF                                                                      bool
@@ -76,6 +78,8 @@ prints "ready" and the socket once it answers.`,
 	c.Flags().IntVar(&f.maxSandboxes, "max-sandboxes", 0, "sandboxes that may live at once (default 2000)")
 	c.Flags().DurationVar(&f.lease, "lease", 0, "how long a sandbox lives without a call (default 30m)")
 	c.Flags().Float64Var(&f.audit, "audit", 0, "share of turns, 0 to 1, whose verdict is compared with what really changed")
+	c.Flags().Float64Var(&f.verify, "verify", 0, "share of captures, 0 to 1, whose children's files are all compared with what the parent saw when it was frozen")
+	c.Flags().BoolVar(&f.paranoid, "paranoid", false, "compare the memory of restored processes with what their parents had when they were saved")
 	c.Flags().StringSliceVar(&f.ignore, "ignore-processes", nil, "names of commands whose processes count for no verdict, and aren't kept where nothing else has to be; at your own risk (default none)")
 	c.Flags().IntVar(&f.keepCount, "keep-states", 0, "saved states that each tree keeps; the oldest go, except on the way to what is pinned or lives (default all)")
 	c.Flags().StringVar(&f.keepBytes, "keep-bytes", "", "what saved states may hold in all, such as 100G (default all)")
@@ -113,7 +117,15 @@ func (f serveFlags) options() (o engine.OpenOptions, err error) {
 	if !(f.audit >= 0 && f.audit <= 1) {
 		return bad("--audit takes a share from 0 to 1, not %g", f.audit)
 	}
-	o.Audit = f.audit
+	if !(f.verify >= 0 && f.verify <= 1) {
+		return bad("--verify takes a share from 0 to 1, not %g", f.verify)
+	}
+	if f.paranoid {
+		if err := witness.CanRemember(); err != nil {
+			return o, fault.New(fault.Unsupported, "no_page_lists", "--paranoid can't be had here: %w", err)
+		}
+	}
+	o.Audit, o.Verify, o.Paranoid = f.audit, f.verify, f.paranoid
 	if err := service.Imports(f.imports).Check(); err != nil {
 		return o, err
 	}

@@ -40,6 +40,8 @@ const (
 	breakAt     = "BOXWOOD_TEST_BREAK_AT" // see failpoint.Parse
 	keepStates  = "BOXWOOD_TEST_KEEP"     // states that each tree keeps
 	ignoreName  = "BOXWOOD_TEST_IGNORE"   // processes that count for nothing
+	hookLimit   = "BOXWOOD_TEST_HOOKS"    // how long hooks may take
+	verify      = "BOXWOOD_TEST_VERIFY"   // "files" or "memory" of every child
 )
 
 func TestMain(m *testing.M) {
@@ -85,6 +87,18 @@ func runDaemon(dir string) error {
 	o.StateDir, o.Log, o.RebuildPool = dir, log, os.Getenv(rebuildPool) != ""
 	if os.Getenv(smallPool) != "" {
 		o.PoolBytes = 640 << 20
+	}
+	if limit := os.Getenv(hookLimit); limit != "" {
+		var err error
+		if o.HookLimit, err = time.ParseDuration(limit); err != nil {
+			return err
+		}
+	}
+	switch os.Getenv(verify) {
+	case "files":
+		o.Verify = 1
+	case "memory":
+		o.Paranoid = true
 	}
 	if name := os.Getenv(ignoreName); name != "" {
 		o.IgnoreProcesses = []string{name}

@@ -141,6 +141,91 @@ func TestADumpIsKeptWhileFilesMoveOn(t *testing.T) {
 	check(sb, "1 two gone here")
 }
 
+// A session beside a server that sleeps: turns of it that change nothing are none, those that change files cost no dump, and one that
+// changes the session, or the server, costs one. Children have the session and the server of their own node.
+func TestADumpIsKeptBesideASession(t *testing.T) {
+	testenv.Require(t, testenv.CRIU)
+	d := running(t)
+	_, sb := d.newTree(t)
+	d.run(t, sb.GetId(), aserver)
+	d.open(t, sb.GetId(), "main")
+	rests := func(sandbox string) string {
+		t.Helper()
+		for tries := 0; ; tries++ {
+			n := d.say(t, sandbox, "main", ":").GetNode()
+			if n.GetVerdict() == boxwoodv1.Verdict_VERDICT_NONE {
+				return n.GetId()
+			}
+			d.saved(t, n.GetId())
+			if tries == 20 {
+				t.Fatalf("it doesn't rest: %v %q", n.GetVerdict(), n.GetReasons())
+			}
+		}
+	}
+	// turn is one of the session; dumps are how many it costs.
+	turn := func(sandbox, text string, want boxwoodv1.Verdict, dumps int) string {
+		t.Helper()
+		before := d.dumps(t)
+		n := d.say(t, sandbox, "main", text).GetNode()
+		if n.GetVerdict() != want {
+			t.Errorf("%s: %v %q", text, n.GetVerdict(), n.GetReasons())
+		}
+		d.saved(t, n.GetId())
+		made := 0
+		for name := range d.dumps(t) {
+			if !before[name] {
+				made++
+			}
+		}
+		if made != dumps {
+			t.Errorf("%s: %d dumps were made", text, made)
+		}
+		return n.GetId()
+	}
+	has := func(node, variable, count string) {
+		t.Helper()
+		c := d.fork(t, node, 1)[0]
+		if got := d.hear(t, c.GetId(), "main", "echo $x"); got != variable+"\n" {
+			t.Errorf("the child's session says %q, not %q", got, variable)
+		}
+		if got := strings.TrimSpace(d.ok(t, c.GetId(), tells)); got != count {
+			t.Errorf("the child's server says %q, not %q", got, count)
+		}
+		free(t, d, c)
+	}
+	const none, files, process, both = boxwoodv1.Verdict_VERDICT_NONE, boxwoodv1.Verdict_VERDICT_FILES, boxwoodv1.Verdict_VERDICT_PROCESS, boxwoodv1.Verdict_VERDICT_BOTH
+	rests(sb.GetId())
+	turn(sb.GetId(), "true; false; : $RANDOM", none, 0)
+	has(turn(sb.GetId(), "echo a >/other/a", files, 0), "", "1 two gone here")
+	five := turn(sb.GetId(), "x=5", process, 1)
+	turn(sb.GetId(), ":", none, 0)
+	after := turn(sb.GetId(), "echo b >/other/a", files, 0)
+	has(five, "5", "1 two gone here")
+	has(after, "5", "1 two gone here")
+	has(turn(sb.GetId(), "x=6; echo c >/other/a", both, 1), "6", "1 two gone here")
+	has(turn(sb.GetId(), "x=5", process, 1), "5", "1 two gone here")
+	has(turn(sb.GetId(), "echo : >/in; until [ ! -s /in ]; do :; done; echo d >/other/a", both, 1), "5", "2 two gone here")
+
+	child := d.fork(t, after, 1)[0]
+	rests(child.GetId())
+	turn(child.GetId(), "echo e >/other/a", files, 0)
+	turn(child.GetId(), "x=7", process, 1)
+
+	// What a shell knows of jobs it doesn't tell.
+	turn(child.GetId(), "sleep 1000 >/dev/null 2>&1 & disown", process, 1)
+	turn(child.GetId(), ":", process, 1)
+	turn(child.GetId(), "kill $!; until [ ! -e /proc/$! ]; do :; done", process, 1)
+	turn(child.GetId(), ":", process, 1)
+	if _, err := d.client.CloseSession(ctx(t), &boxwoodv1.CloseSessionRequest{SandboxId: sb.GetId(), Name: "main"}); err != nil {
+		t.Fatal(err)
+	}
+	c := d.fork(t, d.saved(t, d.run(t, sb.GetId(), "true").GetNode().GetId()), 1)[0]
+	if _, err := d.tryRun(t, &boxwoodv1.RunTurnRequest{SandboxId: c.GetId(), Command: &boxwoodv1.Command{Shell: []byte("true"), Session: "main"}}); reason(err) != "no_session" {
+		t.Errorf("a session that was closed is there again: %v", err)
+	}
+	free(t, d, child, c)
+}
+
 // A file of the image that a process mapped before a turn changed it can't be saved as that process sees it: the node
 // is withheld. One that only has a copy, with the same content, is kept.
 func TestAFileMappedBeforeItChanged(t *testing.T) {

@@ -105,6 +105,9 @@ type Description struct {
 	Limits map[string][2]string
 }
 
+// HadJobs: the shell has ever had a job in the background. What it remembers of those isn't described.
+func (d *Description) HadJobs() bool { return len(bytes.TrimSpace(d.Sections[secJob])) > 0 }
+
 // Volatile variables have a value of the moment: that they are there is state, what they
 // hold isn't. Those of the second line are told in a section of their own.
 var volatile = set(`_ BASHPID BASH_ARGC BASH_ARGV BASH_COMMAND BASH_EXECUTION_STRING BASH_LINENO BASH_MONOSECONDS BASH_SOURCE BASH_SUBSHELL

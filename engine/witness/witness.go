@@ -9,7 +9,7 @@
 // sockets and pipes are replaced by numbers in order of appearance, so that who shares one with
 // whom is kept; what must differ (host names, mount ids, times) is left out.
 //
-// It doesn't look into memory, nor into pipes and queues of sockets.
+// It looks into memory only if it is asked to (Remember), and never into pipes and queues of sockets.
 package witness
 
 import (
@@ -38,6 +38,12 @@ type State struct {
 	// Adrift are the processes, by their pid inside, on whose terminal the foreground is a group that
 	// is gone: a shell's command has just ended, and the shell hasn't noticed yet.
 	Adrift []int `json:"-"`
+	// Traced are the processes, by their pid inside, that another one traces.
+	Traced []int `json:"-"`
+	// Remembers: it has sums of memory, too. See Remember.
+	Remembers bool `json:",omitempty"`
+
+	hosts map[int]int // pid inside -> host pid, without pid 1
 }
 
 // Process is one process. pid 1, which is Boxwood's own, has only Facts.
@@ -52,6 +58,9 @@ type Process struct {
 	// Where each thread stands, by its id inside: registers and system call. It changes when
 	// somebody meddles with a frozen thread, and isn't the same in a child.
 	Where map[int]string `json:"-"`
+
+	Memory []Piece  `json:",omitempty"` // in the order of their addresses
+	Rseq   []uint64 `json:",omitempty"`
 }
 
 // Of looks at the tree of pid1, a host pid; pids are its other processes. The tree should be frozen.
@@ -64,7 +73,7 @@ func Of(pid1 int, pids []int) (*State, error) {
 	if l.gid, err = mapBase(pid1, "gid_map"); err != nil {
 		return nil, err
 	}
-	s := &State{Processes: map[int]*Process{}}
+	s := &State{Processes: map[int]*Process{}, hosts: map[int]int{}}
 	all := append([]int{pid1}, pids...)
 	for _, pid := range all {
 		if err := l.number(pid); err != nil {
@@ -79,6 +88,9 @@ func Of(pid1 int, pids []int) (*State, error) {
 			return nil, fmt.Errorf("looking at process %d: %w", pid, err)
 		}
 		s.Processes[l.inner[pid]] = p
+		if pid != pid1 {
+			s.hosts[l.inner[pid]] = pid
+		}
 	}
 	for pid, group := range l.foreground {
 		if !l.groups[group] {
@@ -86,6 +98,7 @@ func Of(pid1 int, pids []int) (*State, error) {
 		}
 	}
 	slices.Sort(s.Adrift)
+	s.Traced = l.traced
 	if s.Around, err = l.around(pid1); err != nil {
 		return nil, err
 	}
@@ -117,6 +130,7 @@ type look struct {
 	// groups are there; foreground is that of each process's terminal. Host numbers.
 	groups     map[int]bool
 	foreground map[int]int
+	traced     []int // pids inside
 }
 
 // mapBase is the host id of id 0.
@@ -241,6 +255,9 @@ func (l *look) process(pid int, own bool) (*Process, error) {
 	}
 	if n, err := strconv.Atoi(stat[5]); err == nil && n > 0 {
 		l.foreground[pid] = n
+	}
+	if st["TracerPid"] != "0" {
+		l.traced = append(l.traced, l.inner[pid])
 	}
 	if err := errors.Join(inherited(dir, pid, fact), l.more(dir, fact)); err != nil {
 		return nil, err
@@ -443,12 +460,22 @@ func (a area) joins(b area) bool {
 	return a.to == b.from && a.perms == b.perms && a.name == b.name && (a.offset+(a.to-a.from) == b.offset || a.offset == 0 && b.offset == 0)
 }
 
-func memoryMap(dir string) ([]string, error) {
+// sharedMemory: an area of this name is memory that has no file.
+func sharedMemory(name string) bool {
+	for _, shared := range []string{"/dev/zero (deleted)", "/memfd:", "/SYSV", "[anon_shmem"} {
+		if strings.HasPrefix(name, shared) {
+			return true
+		}
+	}
+	return false
+}
+
+// areasOf reads the memory map of a process as the kernel has it.
+func areasOf(dir string) (areas []area, err error) {
 	b, err := os.ReadFile(dir + "/maps")
 	if err != nil {
 		return nil, err
 	}
-	var areas []area
 	for line := range strings.Lines(string(b)) {
 		f := strings.Fields(line)
 		if len(f) < 5 {
@@ -459,15 +486,26 @@ func memoryMap(dir string) ([]string, error) {
 			return nil, fmt.Errorf("a line of maps: %q: %w", line, err)
 		}
 		if len(f) > 5 {
-			a.name = ghost.ReplaceAllString(strings.Join(f[5:], " "), "")
+			a.name = strings.Join(f[5:], " ")
 		}
+		areas = append(areas, a)
+	}
+	return areas, nil
+}
+
+func memoryMap(dir string) ([]string, error) {
+	all, err := areasOf(dir)
+	if err != nil {
+		return nil, err
+	}
+	var areas []area
+	for _, a := range all {
+		a.name = ghost.ReplaceAllString(a.name, "")
 		if a.name == "[vvar]" || a.name == "[vvar_vclock]" {
 			continue // CRIU may put a part of it elsewhere
 		}
-		for _, shared := range []string{"/dev/zero (deleted)", "/memfd:", "/SYSV", "[anon_shmem"} {
-			if strings.HasPrefix(a.name, shared) {
-				a.name = "shared memory"
-			}
+		if sharedMemory(a.name) {
+			a.name = "shared memory"
 		}
 		if n := len(areas); n > 0 && areas[n-1].joins(a) {
 			areas[n-1].to = a.to
