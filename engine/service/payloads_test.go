@@ -29,7 +29,8 @@ type payload struct {
 	// start leaves it running. step prints the number.
 	start, step string
 	nightly     bool
-	busy        bool // it keeps processors busy as long as it lives
+	memory      int64 // that its sandbox may use; 0: as usual
+	busy        bool  // it keeps processors busy as long as it lives
 }
 
 const (
@@ -48,7 +49,7 @@ var payloads = []payload{
 	{name: "pipeline", start: `mkfifo /in /out; exec 7<>/in 8<>/out; (cat <&7 | while read -r x; do n=$((n+1)); echo $n; done | cat >&8) >/dev/null 2>&1 & true`,
 		step: `echo step >/in; read -r n </out; echo $n`},
 	python("threads"), python("mapped"), python("tcp"), python("pipes"), python("sysv"), python("repl"), python("web"), python("memory"), python("waits"),
-	{name: "memory2g", needs: "/usr/bin/python3", nightly: true, step: askStep,
+	{name: "memory2g", needs: "/usr/bin/python3", nightly: true, memory: 3 << 30, step: askStep,
 		start: `MIB=2048 python3 /p/memory.py >/tmp/log 2>&1 </dev/null & ` + waitReady},
 	{name: "tmux", needs: "tmux", // two panes, each a bash with a count of its own
 		start: `export TERM=screen; tmux -f /dev/null new-session -d -x 80 -y 24 'PS1= bash --norc' && tmux split-window 'PS1= bash --norc'`,
@@ -102,7 +103,7 @@ func (d *daemon) newPayload(t testing.TB, p payload) *boxwoodv1.Sandbox {
 	})
 	r, err := d.client.CreateTree(ctx(t), &boxwoodv1.CreateTreeRequest{
 		Start: &boxwoodv1.CreateTreeRequest_Image{Image: "payloads"}, WithSandbox: true,
-		Defaults: &boxwoodv1.Defaults{AllowCalls: p.calls},
+		Defaults: &boxwoodv1.Defaults{AllowCalls: p.calls, Limits: &boxwoodv1.Limits{MemoryBytes: p.memory}},
 	})
 	if err != nil {
 		t.Fatal("creating a tree: ", err)
@@ -242,5 +243,41 @@ func TestPayloads(t *testing.T) {
 			d.stepTo(t, back.GetSandbox(), p, 3)
 			free(t, d, append(children, again...)...)
 		})
+	}
+}
+
+// gdb on a process: CRIU can't save who is traced, so that its nodes are withheld. The sandbox goes on, and a replay gives each
+// child a gdb of its own that stands there.
+func TestADebuggerIsReplayed(t *testing.T) {
+	testenv.Require(t, testenv.CRIU)
+	d := running(t)
+	p := payload{name: "gdb", needs: "gdb", step: `echo take >/in; cat /out`,
+		start: `mkfifo /in /out; sleep 100000 >/dev/null 2>&1 </dev/null & target=$!
+			printf 'set $n = 0\ndefine take\nset $n = $n + 1\neval "shell echo %%d >/out", $n\nend\n' >/g
+			exec 8<>/in; gdb -q -nx -x /g -p $target <&8 >/tmp/log 2>&1 & until grep -q '^TracerPid:.*[1-9]' /proc/$target/status; do sleep 0.02; done`}
+	p.wanted(t)
+	sb := d.newPayload(t, p)
+	d.captured(t, d.run(t, sb.GetId(), p.start).GetNode().GetId())
+	d.stepTo(t, sb, p, 1)
+	n := d.captured(t, d.stepTo(t, sb, p, 2))[0]
+	if n.GetCapture() != withheld || !strings.Contains(n.GetWithheldReason(), "traced") {
+		t.Errorf("%v: %q", n.GetCapture(), n.GetWithheldReason())
+	}
+	d.stepTo(t, sb, p, 3)
+	got, err := d.replays(t, n.GetId(), ofTwo)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range got {
+		for i, turn := range r.GetReplayed() {
+			if !turn.GetSameOutput() || !turn.GetSameExit() {
+				t.Errorf("turn %d: %v", i, turn)
+			}
+		}
+		if r.GetSandbox() == nil || len(r.GetReplayed()) != 3 {
+			t.Fatal("not replayed: ", r)
+		}
+		d.stepTo(t, r.GetSandbox(), p, 3)
+		free(t, d, r.GetSandbox())
 	}
 }
