@@ -184,6 +184,7 @@ func (e *Engine) audit(ctx context.Context, s *sandbox, b *body, n *tree.Node, w
 	row.MissedFiles = row.FilesChanged && !judgedFiles && !judgedProcess
 	row.MissedProcess = row.ProcessChanged && !judgedProcess
 	row.Took = time.Since(began)
+	b.veil().maskTexts(found.Files)
 	e.Stats.Audit(row)
 	if !row.MissedFiles && !row.MissedProcess {
 		return nil
@@ -217,7 +218,7 @@ func (e *Engine) compareHalves(ctx context.Context, b *body, n *tree.Node, was, 
 		if sessions[p.HostPID] || was.State != "" && was.State == b.dumped.id && b.dumped.was.Processes[p.PID] != nil {
 			continue
 		}
-		c.Process = append(c.Process, fmt.Sprintf("process %d: %q", p.PID, p.Cmdline))
+		c.Process = append(c.Process, fmt.Sprintf("process %d: %q", p.PID, b.veil().mask(p.Cmdline)))
 	}
 	if b.objects != nil {
 		objects, err := kernelobjects.Of(b.box.PID1())
@@ -262,6 +263,7 @@ func (e *Engine) keepCase(name string, v any) string {
 	path := filepath.Join(dir, name+".json")
 	data, err := json.MarshalIndent(v, "", "  ")
 	if err == nil {
+		data = e.secrets.all().mask(data)
 		if err = os.MkdirAll(dir, 0o700); err == nil {
 			err = os.WriteFile(path, data, 0o600)
 		}

@@ -440,6 +440,7 @@ func (k *dumpKeeper) compare(b box.Box, state *tree.ProcessState, was *witness.S
 	if len(d) == 0 {
 		return nil
 	}
+	k.e.secrets.all().maskTexts(d)
 	kept := k.e.keepCase(string(state.ID), struct {
 		State       *tree.ProcessState
 		Differences []string

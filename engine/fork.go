@@ -214,6 +214,7 @@ func (e *Engine) Fork(ctx context.Context, arrived time.Time, wants []Want, o Fo
 // deliver brings a child into the world.
 func (e *Engine) deliver(ctx context.Context, b *birth, o ForkOptions) Child {
 	s, err := e.raise(ctx, b, o)
+	err = e.hideIn(b.rec.Tree, err)
 	c := Child{Want: b.want, Child: b.child, Err: err}
 	if err == nil && len(b.point.turns) > 0 {
 		c.Replayed, c.Err = e.replay(ctx, s, b.point.turns)

@@ -54,7 +54,7 @@ func (e *Engine) rollback(ctx context.Context, s *sandbox, to ids.Node, commit f
 	rec.Generation, rec.Hostname, rec.Head, rec.Commands = gen, hostname(gen), to, 0
 	b := &birth{point: p, rec: rec, seed: s.seed}
 	if err := e.materialise(ctx, b); err != nil {
-		return Sandbox{}, err
+		return Sandbox{}, e.hideIn(s.tree, err)
 	}
 	s.mu.Lock()
 	old, oldHead := s.body, s.head

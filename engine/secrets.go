@@ -116,6 +116,16 @@ func (s *secrets) of(t ids.Tree) *veil {
 	return s.trees[t]
 }
 
+// all is what hides those of all trees, for what isn't known to be of one; nil: there are none.
+func (s *secrets) all() *veil {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.byRef) == 0 {
+		return nil
+	}
+	return newVeil(slices.Collect(maps.Values(s.byRef)))
+}
+
 // give makes secrets of a tree known, before anything has them.
 func (s *secrets) give(t ids.Tree, env map[string]string) error {
 	if err := checkSecrets(env); err != nil || len(env) == 0 {
@@ -531,4 +541,19 @@ func (e *Engine) supplySecrets(p point, env map[string]string) error {
 		return err
 	}
 	return e.secrets.supply(p.node.Tree, content, env)
+}
+
+// hideIn takes the secrets of a tree out of a failure, which goes to logs, records of calls and reasons: what CRIU and
+// the comparisons say has command lines and environments in it.
+func (e *Engine) hideIn(t ids.Tree, err error) error {
+	if err == nil {
+		return nil
+	}
+	hide := e.secrets.of(t)
+	if !hide.in(err.Error()) {
+		return err
+	}
+	f := *fault.As(err)
+	f.Message = hide.maskText(f.Message)
+	return &f
 }

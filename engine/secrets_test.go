@@ -3,9 +3,13 @@ package engine
 import (
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/ids"
 )
 
 // What is masked doesn't depend on the pieces in which it comes, and a text without secrets comes as it is.
@@ -55,5 +59,26 @@ func TestSecretsInAShellsWords(t *testing.T) {
 		if back := v.reveal(hidden); string(back) != string(out) {
 			t.Errorf("%q comes back as %q", out, back)
 		}
+	}
+}
+
+// What CRIU and the comparisons say of processes has command lines and environments in it.
+func TestFailuresHideSecrets(t *testing.T) {
+	e := &Engine{secrets: &secrets{trees: map[ids.Tree]*veil{}, byRef: map[string]secret{}}}
+	if err := e.secrets.give("tr_a", map[string]string{"TOKEN": `quoted "value" of it`}); err != nil {
+		t.Fatal(err)
+	}
+	was := fault.New(fault.DataLoss, "restored_differs", "process 5 has another environ: TOKEN=quoted \"value\" of it")
+	if err := e.hideIn("tr_b", was); err != error(was) {
+		t.Errorf("another tree's failure becomes %v", err)
+	}
+	err := e.hideIn("tr_a", fmt.Errorf("starting a box: %w", was))
+	if f := fault.As(err); f.Reason != "restored_differs" || f.Message != "starting a box: process 5 has another environ: TOKEN=[secret TOKEN]" {
+		t.Errorf("it becomes %v", err)
+	}
+	e.cfg.StateDir = t.TempDir()
+	kept := e.keepCase("case", []string{"TOKEN=quoted \"value\" of it"})
+	if text, err := os.ReadFile(kept); err != nil || strings.Contains(string(text), "value") {
+		t.Errorf("the case is %s, %v", text, err)
 	}
 }

@@ -252,9 +252,11 @@ func (e *Engine) try(ctx context.Context, what trial) error {
 		}
 		switch {
 		case ctx.Err() != nil || !faulty(err):
+			err = e.hideIn(ck.Tree, err)
 			e.log.Warn("a trial restore says nothing", "checkpoint", ck.ID, "error", err)
 			return fault.New(fault.Unavailable, "trial_unclear", "%w", err)
 		case tries > 1:
+			err = e.hideIn(ck.Tree, err)
 			e.distrust(ck, "its processes can't be restored: "+fault.As(err).Message)
 			return err
 		}
