@@ -19,7 +19,7 @@ const honest = 16
 var attacks = []struct{ metric, script string }{
 	{"fairness.cpu.slowdown.p50", `for i in {1..32}; do while :; do :; done & done; wait`},
 	{"fairness.forks.slowdown.p50", `f() { f | f & }; f; while :; do (:) & done`},
-	{"fairness.memory.slowdown.p50", `x=xxxxxxxx; while :; do x=$x$x; done`},
+	{"fairness.memory.slowdown.p50", `while :; do (x=xxxxxxxx; while :; do x=$x$x; done); done`},
 	{"fairness.disk.slowdown.p50", `printf -v x '%1048576s'; while :; do printf %s "$x" >>/big || : >/big; done`},
 	{"fairness.files.slowdown.p50", `mkdir -p /many; while :; do : >/many/$((i++)); done`},
 	{"fairness.output.slowdown.p50", `printf -v x '%65536s'; while :; do printf %s "$x"; done`},
