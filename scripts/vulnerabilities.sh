@@ -9,17 +9,22 @@ unasked() { # WHAT OUTPUT
   echo "$1: its database can't be asked here: $(grep -m 1 -E "$unreachable" <<<"$2")" >&2
   [ $status -ne 0 ] || status=3
 }
-unreachable='dial tcp|no such host|connection refused|[Tt]imed? ?out|TLS handshake|ConnectionError|NameResolution|Max retries|ProxyError|403 Forbidden|404 Not Found|unexpected status|proxyconnect|Network is unreachable'
+# What isn't found in an index counts as unasked, too: pip-audit calls that a success.
+unreachable='could not be audited|dial tcp|no such host|connection refused|[Tt]imed? ?out|TLS handshake|ConnectionError|NameResolution|Max retries|ProxyError|403 Forbidden|404 Not Found|unexpected status|proxyconnect|Network is unreachable'
 ask() { # WHAT COMMAND...
-  local what=$1 output
+  local what=$1 output failed=0
   shift
-  if output=$(timeout --kill-after=10 300 "$@" 2>&1 </dev/null); then
-    echo "$what: nothing known"
+  output=$(timeout --kill-after=10 300 "$@" 2>&1 </dev/null) || failed=$?
+  if grep -qE '^Found [0-9]+ known|^Vulnerability #' <<<"$output"; then
+    printf '%s\n' "$output"
+    status=1
   elif grep -qE "$unreachable" <<<"$output"; then
     unasked "$what" "$output"
+  elif [ $failed -eq 0 ]; then
+    echo "$what: nothing known"
   else
     printf '%s\n' "$output"
-    echo "$what: see above" >&2
+    echo "$what: ended with status $failed" >&2
     status=1
   fi
 }
