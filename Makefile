@@ -44,7 +44,7 @@ bench: build ## run one benchmark, JSON lines: make -s bench NAME=fork (LONG=1: 
 	@$(ENV) test -n "$(NAME)" || { echo "usage: make bench NAME=fork" >&2; exit 2; }; benchmarks/run.sh "$(NAME)"
 
 corpus: ## random programs against an oracle, N turns, and N/4 beside random survivors: make corpus N=2000 (SEED=... repeats a run; ROW=200: until each row changed something so often; OUT=file FOR=15m: in pieces, added up there)
-	@$(ENV) go test ./engine/corpus -run '^TestCorpus$$' -v -timeout 48h -args -corpus.n $(or $(N),2000) -corpus.seed $(or $(SEED),0) -corpus.row $(or $(ROW),0) -corpus.for $(or $(FOR),0) -corpus.out '$(OUT)'
+	@$(ENV) go test ./engine/corpus -run '^TestCorpus$$' -v -timeout 48h -parallel $$((3 * $$(nproc))) -args -corpus.n $(or $(N),2000) -corpus.seed $(or $(SEED),0) -corpus.row $(or $(ROW),0) -corpus.for $(or $(FOR),0) -corpus.out '$(OUT)'
 	@$(ENV) go test ./inspector -run '^TestRandomSurvivors$$' -v -timeout 12h -args -sleepers.n $$(($(or $(N),2000) / 4)) -sleepers.seed $(or $(SEED),0)
 
 load: ## a minute of all the events that sandboxes can make (nightly)

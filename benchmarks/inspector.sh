@@ -12,7 +12,7 @@ turns=${CORPUS:-400} row=0
 
 go test ./inspector -run '^$' -bench '^BenchmarkFigures$' -benchtime 1x -timeout 3h -args \
   -figures.out "$scratch/figures" ${LONG:+-figures.long} >"$scratch/log" 2>&1 || { cat "$scratch/log" >&2; exit 1; }
-go test ./engine/corpus -run '^TestCorpus$' -timeout 48h -v -args -corpus.n "$turns" -corpus.row $row -corpus.out "$scratch/corpus" \
+go test ./engine/corpus -run '^TestCorpus$' -timeout 48h -v -parallel $((3 * $(nproc))) -args -corpus.n "$turns" -corpus.row $row -corpus.out "$scratch/corpus" \
   >"$scratch/log" 2>&1 || { cat "$scratch/log" >&2; exit 1; }
 seed=$(grep -o 'seed [0-9]*' "$scratch/log" | head -n 1)
 python3 - "$scratch/corpus" "$seed" <<'PY' >>"$scratch/figures"

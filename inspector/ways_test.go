@@ -1,7 +1,10 @@
 package inspector
 
 import (
+	"bytes"
 	"context"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -197,6 +200,32 @@ func TestEveryWayOfChangingIsSeen(t *testing.T) {
 				mustSeeAll(t, w)
 			})
 		}
+	}
+}
+
+// Calls made in the x32 way count as both halves, or the kernel refuses them: it has no
+// CONFIG_X86_X32_ABI, or wasn't started with syscall.x32=y.
+func TestX32IsSeenOrRefused(t *testing.T) {
+	k := mustKernel(t, Options{})
+	b := mustBox(t, nil)
+	w := mustWatch(t, k, b)
+	old := filepath.Join(b.subject.Upper, "w/old")
+	before, err := os.ReadFile(old)
+	b.must(err)
+	w.BeginTurn()
+	out, failed := b.try("/ways", "x32")
+	r := barrier(w)
+	after, err := os.ReadFile(old)
+	b.must(err)
+	wrote := !bytes.Equal(before, after)
+	switch {
+	case failed == nil && wrote:
+		expect(t, "a write in the x32 way", r, tree.Both, tree.Both)
+	case failed != nil && !wrote && strings.Contains(out, "Function not implemented"):
+		t.Log("this kernel refuses calls in the x32 way")
+		expect(t, "a write that was refused", r, tree.None, tree.None)
+	default:
+		t.Fatalf("written: %v, %v: %s", wrote, failed, out)
 	}
 }
 

@@ -10,7 +10,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -51,16 +53,20 @@ func (o outcome) missed() (half string) {
 func (o outcome) changed() bool { return len(o.files)+len(o.process) > 0 }
 
 func (s *sandbox) run(p program) outcome {
-	t := s.h.t
+	t := s.t
 	t.Helper()
-	r, err := s.h.e.RunTurn(bounded(t), s.id, engine.Command{Argv: []string{"bash", "-c", p.script()}}, engine.NodeInput{}, 0, nil)
+	r, err := s.h.e.RunTurn(s.ctx, s.id, engine.Command{Argv: []string{"bash", "-c", p.script()}, Deadline: 5 * time.Minute}, engine.NodeInput{}, 0, nil)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, p)
 	}
+	if r.Node.TurnStatus == tree.TimedOut {
+		t.Fatalf("a program doesn't end:\n%s", p)
+	}
 	o := outcome{verdict: r.Node.Verdict, reasons: r.Node.Reasons, status: strings.Fields(string(r.Node.Observation.Stdout))}
-	if o.verdict == tree.Files {
+	captured := o.verdict == tree.Files || p.stays() && o.verdict == tree.Both
+	if captured {
 		// The capture is over before anyone looks: it must not change anything.
-		n, err := s.h.e.WaitCaptured(bounded(t), []ids.Node{r.Node.ID})
+		n, err := s.h.e.WaitCaptured(s.ctx, []ids.Node{r.Node.ID})
 		must(t, err)
 		if n[0].Capture == tree.Withheld {
 			t.Fatalf("a capture failed: %s\n%s", n[0].WithheldReason, p)
@@ -68,10 +74,10 @@ func (s *sandbox) run(p program) outcome {
 	}
 	now := s.look()
 	o.files, o.process = changed(s.base, now)
-	if o.verdict == tree.Files {
+	if captured {
 		objects, tasks := s.base.kernel, s.base.tasks
 		s.base = now
-		if len(o.process) > 0 {
+		if len(o.process) > 0 && o.verdict == tree.Files {
 			s.base.kernel, s.base.tasks = objects, tasks
 		}
 	}
@@ -143,55 +149,113 @@ func (c *tally) write(t *testing.T, path string) {
 		return
 	}
 	data, err := json.Marshal(c)
-	if err = errors.Join(err, os.WriteFile(path, data, 0o644)); err != nil {
+	if err == nil {
+		err = errors.Join(os.WriteFile(path+".new", data, 0o644), os.Rename(path+".new", path))
+	}
+	if err != nil {
 		t.Errorf("keeping the counts: %v", err)
 	}
 }
 
-// Random programs as turns of sandboxes, each half's verdict against the oracle.
-func TestCorpus(t *testing.T) {
-	seed := *corpusSeed
-	if seed == 0 {
-		seed = uint64(time.Now().UnixNano())
+// keepEvery is how often the counts are written while a run lasts.
+const keepEvery = 30 * time.Second
+
+// sampling is one run of the corpus, shared by what runs sandboxes side by side.
+type sampling struct {
+	h     *host
+	seed  uint64
+	began time.Time
+
+	mu   sync.Mutex
+	g    *generator
+	c    *tally
+	done bool
+	kept time.Time
+}
+
+// next gives out the life of another sandbox, until there is enough.
+func (r *sampling) next() []program {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.done || *corpusFor > 0 && time.Since(r.began) >= *corpusFor {
+		return nil
 	}
-	t.Logf("seed %d (repeat with -corpus.seed)", seed)
-	h := mustHost(t, options{audit: .1})
-	g := &generator{r: rand.New(rand.NewPCG(seed, 3))}
-	c, err := tallyOf(*corpusOut)
-	must(t, err)
-	defer c.write(t, *corpusOut) // also if the run breaks off
-	began, done := time.Now(), false
-	for !t.Failed() && (*corpusFor == 0 || time.Since(began) < *corpusFor) {
-		if c.Turns >= *corpusN {
-			idle := c.idle()
-			if done = len(idle) == 0 || *corpusRow == 0 && (len(idle) > len(c.Rows)/4 || c.Turns >= 2**corpusN); done {
-				break
-			}
-			g.only(idle)
+	if r.c.Turns >= *corpusN {
+		idle := r.c.idle()
+		if r.done = len(idle) == 0 || *corpusRow == 0 && (len(idle) > len(r.c.Rows)/4 || r.c.Turns >= 2**corpusN); r.done {
+			return nil
 		}
-		s := h.sandbox(t)
-		for i, turns := 0, g.life(); i < len(turns); i++ {
+		return r.g.about(idle)
+	}
+	return r.g.life()
+}
+
+func (r *sampling) add(t *testing.T, p program, o outcome) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.c.add(p, o)
+	if r.c.Turns <= *corpusN {
+		r.c.Mixed, r.c.MixedUnchanged = r.c.Turns, r.c.Unchanged
+	}
+	if time.Since(r.kept) >= keepEvery {
+		r.c.write(t, *corpusOut)
+		r.kept = time.Now()
+	}
+}
+
+// sandboxes runs one after the other.
+func (r *sampling) sandboxes(t *testing.T, stop func() bool) {
+	for turns := r.next(); len(turns) > 0 && !stop(); turns = r.next() {
+		s := r.h.sandbox(t)
+		for i := range turns {
 			o := s.run(turns[i])
-			c.add(turns[i], o)
-			if c.Turns <= *corpusN {
-				c.Mixed, c.MixedUnchanged = c.Turns, c.Unchanged
-			}
+			r.add(t, turns[i], o)
 			if half := o.missed(); half != "" {
-				s.report(t, half, turns[:i+1], o, seed)
+				s.report(half, turns[:i+1], o, r.seed)
 				break
 			}
 			if !o.changed() && o.verdict != tree.None {
 				t.Logf("a false positive, %q:\n%s", o.reasons, history(turns[:i+1]))
 			}
+			if o.verdict == tree.Both && !turns[i].stays() {
+				break // nothing is captured, so the next verdict would be no news
+			}
 		}
 		s.release()
 	}
-	h.audited(t)
-	c.judge(t, done)
+}
+
+// Random programs as turns of sandboxes, each half's verdict against the oracle. As many
+// sandboxes run side by side as the flag -parallel says.
+func TestCorpus(t *testing.T) {
+	r := &sampling{seed: *corpusSeed, began: time.Now(), kept: time.Now()}
+	if r.seed == 0 {
+		r.seed = uint64(time.Now().UnixNano())
+	}
+	t.Logf("seed %d (repeat with -corpus.seed)", r.seed)
+	r.h = mustHost(t, options{audit: .1})
+	r.g = &generator{r: rand.New(rand.NewPCG(r.seed, 3))}
+	var err error
+	r.c, err = tallyOf(*corpusOut)
+	must(t, err)
+	defer func() { r.c.write(t, *corpusOut) }() // also if the run breaks off
+	beside, err := strconv.Atoi(flag.Lookup("test.parallel").Value.String())
+	must(t, err)
+	t.Run("sandboxes", func(t *testing.T) {
+		for i := range beside {
+			t.Run(strconv.Itoa(i+1), func(one *testing.T) {
+				one.Parallel()
+				r.sandboxes(one, t.Failed)
+			})
+		}
+	})
+	r.h.audited(t)
+	r.c.judge(t, r.done)
 }
 
 // report fails with the shortest program that is still missed.
-func (s *sandbox) report(t *testing.T, half string, turns []program, o outcome, seed uint64) {
+func (s *sandbox) report(half string, turns []program, o outcome, seed uint64) {
+	t := s.t
 	t.Errorf("a change of %s was judged unchanged (verdict %d, %q), seed %d:\n%s\n%q", half, o.verdict, o.reasons, seed, history(turns), append(o.files, o.process...))
 	again := func(turns []program) bool {
 		fresh := s.h.sandbox(t)

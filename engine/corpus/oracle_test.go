@@ -104,25 +104,25 @@ func chattrs(s *state, root string) error {
 	return nil
 }
 
-// tasksBeside lists the processes of pid 1's pid namespace but itself.
+// tasksBeside lists the processes of pid 1's pid namespace, and of those below it, but pid 1
+// itself: the sandbox's own /proc shows those and no others.
 func tasksBeside(pid1 int) (out []string, err error) {
-	ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", pid1))
+	proc := fmt.Sprintf("/proc/%d/root/proc", pid1)
+	entries, err := os.ReadDir(proc)
 	if err != nil {
 		return nil, err
 	}
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return nil, err
-	}
+	itself := false
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
-		if err != nil || pid == pid1 {
+		if err != nil {
 			continue
 		}
-		if its, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", pid)); err != nil || its != ns {
+		if pid == 1 {
+			itself = true
 			continue
 		}
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		stat, err := os.ReadFile(fmt.Sprintf("%s/%d/stat", proc, pid))
 		if err != nil {
 			continue // it has just ended
 		}
@@ -131,6 +131,9 @@ func tasksBeside(pid1 int) (out []string, err error) {
 			continue
 		}
 		out = append(out, fmt.Sprintf("task %d started %s", pid, after[19]))
+	}
+	if !itself {
+		return nil, fmt.Errorf("%s doesn't show pid 1, so it isn't that of the sandbox", proc)
 	}
 	slices.Sort(out)
 	return out, nil

@@ -34,6 +34,9 @@ func (s step) line() string {
 	return strings.Join(strings.Fields(strings.Join(words, " ")), " ") + " >/dev/null 2>&1; echo $?"
 }
 
+// stays says that it is the turn which leaves the process behind that the next one asks.
+func (p program) stays() bool { return p.steps[0].way == "" }
+
 func (p program) script() string {
 	lines := make([]string, len(p.steps))
 	for i, s := range p.steps {
@@ -62,13 +65,31 @@ func (p program) without(i int) program {
 type generator struct {
 	r    *rand.Rand
 	left []stratum // strata in random order, so that every one has its turn
+	idle []stratum // the same of those that about is about
 }
 
-// only makes what comes next be about these strata.
-func (g *generator) only(idle []stratum) {
-	slices.SortFunc(idle, func(a, b stratum) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
-	g.r.Shuffle(len(idle), func(i, j int) { idle[i], idle[j] = idle[j], idle[i] })
-	g.left = idle
+// about is a life that is about these strata, as briefly as it can be: one or two turns
+// that may change something.
+func (g *generator) about(idle []stratum) []program {
+	if len(g.idle) == 0 {
+		slices.SortFunc(idle, func(a, b stratum) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
+		g.r.Shuffle(len(idle), func(i, j int) { idle[i], idle[j] = idle[j], idle[i] })
+		g.idle = idle
+	}
+	next := func() stratum {
+		s := g.idle[0]
+		g.idle = g.idle[1:]
+		return s
+	}
+	dirs := []string{"/w", "/u"}
+	g.r.Shuffle(2, func(i, j int) { dirs[i], dirs[j] = dirs[j], dirs[i] })
+	first := next()
+	turns := g.beside(dirs[0], first)
+	// What follows needs a capture between, so that its verdict is its own.
+	if rowOf(first.way).half == tree.Files && first.origin != survivors && len(g.idle) > 0 && g.idle[0].origin != survivors {
+		turns = append(turns, g.beside(dirs[1], next())...)
+	}
+	return turns
 }
 
 func (g *generator) stratum() stratum {
@@ -106,10 +127,8 @@ func (g *generator) life() (turns []program) {
 		turns = append(turns, quiet())
 	}
 	last := g.stratum()
-	loud := program{dir: dir, steps: []step{{last, false}}}
 	if last.origin == survivors {
-		start := program{dir: dir, steps: []step{{stratum{"", last.lang, "stays"}, false}}}
-		return []program{start, loud}
+		return g.beside(dir, last)
 	}
 	// A change of the one before that is captured: files alone.
 	if other := g.stratum(); rowOf(other.way).half != tree.Files || other.origin == survivors {
@@ -119,12 +138,23 @@ func (g *generator) life() (turns []program) {
 	} else {
 		g.left = append([]stratum{other}, g.left...)
 	}
+	return append(turns, g.beside(dir, last)...)
+}
+
+// beside is a turn that does this among steps that change nothing, and the one
+// before it that it needs.
+func (g *generator) beside(dir string, s stratum) []program {
+	loud := program{dir: dir, steps: []step{{s, false}}}
+	if s.origin == survivors {
+		start := program{dir: dir, steps: []step{{stratum{"", s.lang, "stays"}, false}}}
+		return []program{start, loud}
+	}
 	for range g.r.IntN(3) {
 		at := g.r.IntN(len(loud.steps) + 1)
 		loud.steps = append(loud.steps[:at:at], append([]step{g.quietStep("")}, loud.steps[at:]...)...)
 	}
 	loud.together = len(loud.steps) > 1 && g.r.IntN(8) == 0
-	return append(turns, loud)
+	return []program{loud}
 }
 
 func history(turns []program) string {

@@ -62,6 +62,7 @@ var rows = []row{
 	{"io_submit_", "io_submit", tree.Both, "c", true},
 	{"io_uring_write", "io_uring_setup io_uring_enter", tree.Both, "c", true},
 	{"int80", "", tree.Files, "c", true},
+	{"x32", "", tree.Both, "c", false},
 	{"inherited", "write", tree.Files, "c", true},
 	{"stdout_", "write dup2", tree.Files, "cps", true},
 	{"proc_self_fd", "openat write", tree.Files, "cps", false},
@@ -206,8 +207,9 @@ func strata() (all []stratum) {
 }
 
 // refused are ways that the kernel refuses a sandbox, whose root has no rights over
-// its namespaces or pid 1. They are tried all the same, and must change nothing.
-var refused = strings.Fields("hostname domainname mount_ bind_mount sysctl lo_ioctl netlink_set netlink_write limits_of_1 batch_of_1 affinity_of_1 nice_of_1")
+// its namespaces or pid 1, and whose filter lets no call in the x32 way through. They are tried
+// all the same, and must change nothing.
+var refused = strings.Fields("x32 hostname domainname mount_ bind_mount sysctl lo_ioctl netlink_set netlink_write limits_of_1 batch_of_1 affinity_of_1 nice_of_1")
 
 // impossible are combinations that would do something else than they say.
 var impossible = []stratum{

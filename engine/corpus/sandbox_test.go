@@ -18,6 +18,7 @@ import (
 
 	"github.com/boxwood-rl/boxwood/engine"
 	"github.com/boxwood-rl/boxwood/engine/box"
+	"github.com/boxwood-rl/boxwood/engine/criu"
 	"github.com/boxwood-rl/boxwood/engine/pool"
 	"github.com/boxwood-rl/boxwood/engine/stats"
 	"github.com/boxwood-rl/boxwood/inspector"
@@ -57,7 +58,6 @@ func (t *tap) Start(ctx context.Context, root box.Root, id box.Identity) (box.Bo
 
 // host is a whole engine in this process, and the node that sandboxes stand at.
 type host struct {
-	t     testing.TB
 	e     *engine.Engine
 	boxes *tap
 	pool  pool.Pool
@@ -78,19 +78,31 @@ func bounded(t testing.TB) context.Context {
 	return c
 }
 
+const poolSize = 4 << 30
+
+// fastest is a folder with room for so much, in memory if there is: each turn waits until its
+// node and its capture are durable, which on a busy disk is most of the time that it takes.
+func fastest(room uint64) string {
+	var shm unix.Statfs_t
+	if err := unix.Statfs("/dev/shm", &shm); err == nil && shm.Type == unix.TMPFS_MAGIC && shm.Bavail*uint64(shm.Bsize) > room {
+		return "/dev/shm"
+	}
+	return "/var/tmp"
+}
+
 func mustHost(t testing.TB, o options) *host {
 	t.Helper()
-	testenv.Require(t, testenv.Root, testenv.BPF, testenv.Btrfs, testenv.Program("gcc"), testenv.Program("python3"))
-	dir, err := os.MkdirTemp("/var/tmp", "bwc")
+	testenv.Require(t, testenv.Root, testenv.BPF, testenv.Btrfs, testenv.CRIU, testenv.Program("gcc"), testenv.Program("python3"))
+	dir, err := os.MkdirTemp(fastest(poolSize), "bwc")
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	state := filepath.Join(dir, "s")
-	h := &host{t: t, state: state, boxes: &tap{box: map[string]box.Box{}}}
+	h := &host{state: state, boxes: &tap{box: map[string]box.Box{}}}
 	must(t, os.MkdirAll(state+"/run", 0o700))
 	var p engine.Parts
-	p.Store, err = tree.Open(state+"/tree", tree.Options{})
+	p.Store, err = tree.Open(state+"/tree", tree.Options{AllowTmpfs: true})
 	must(t, err)
-	p.Pool, err = pool.OpenBtrfs(pool.Options{Dir: state, SizeBytes: 4 << 30})
+	p.Pool, err = pool.OpenBtrfs(pool.Options{Dir: state, SizeBytes: poolSize})
 	must(t, err)
 	p.Inspector, err = inspector.Open(inspector.Options{})
 	must(t, err)
@@ -102,6 +114,8 @@ func mustHost(t testing.TB, o options) *host {
 	must(t, err)
 	h.boxes.Boxes = real
 	p.Boxes, h.pool = h.boxes, p.Pool
+	p.CRIU, err = criu.Open(testenv.CRIUPath())
+	must(t, err)
 	p.Stats, err = stats.New(stats.Options{Dir: state + "/stats"})
 	must(t, err)
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
@@ -203,22 +217,26 @@ for m in list(sys.modules.values()):
 
 // sandbox is one that the corpus runs turns in.
 type sandbox struct {
-	h     *host
-	id    ids.Sandbox
-	gen   string
-	pid1  int
-	upper string
-	base  state // at its last successful capture
+	h      *host
+	t      testing.TB
+	ctx    context.Context // bounds its life
+	cancel context.CancelFunc
+	id     ids.Sandbox
+	gen    string
+	pid1   int
+	upper  string
+	base   state // at its last successful capture
 }
 
 var pidOf = regexp.MustCompile(`/proc/(\d+)/root`)
 
 func (h *host) sandbox(t testing.TB) *sandbox {
 	t.Helper()
-	var s *sandbox
-	err := h.e.Fork(bounded(t), time.Now(), []engine.Want{{Node: h.node, Count: 1}}, engine.ForkOptions{}, func(c engine.Child) {
+	s := &sandbox{h: h, t: t}
+	s.ctx, s.cancel = context.WithTimeout(context.Background(), 30*time.Minute)
+	err := h.e.Fork(s.ctx, time.Now(), []engine.Want{{Node: h.node, Count: 1}}, engine.ForkOptions{}, func(c engine.Child) {
 		must(t, c.Err)
-		s = &sandbox{h: h, id: c.Sandbox.ID, gen: string(c.Sandbox.Generation)}
+		s.id, s.gen = c.Sandbox.ID, string(c.Sandbox.Generation)
 		h.boxes.mu.Lock()
 		b := h.boxes.box[s.gen]
 		h.boxes.mu.Unlock()
@@ -235,14 +253,15 @@ func (h *host) sandbox(t testing.TB) *sandbox {
 		s.upper = up.Dir
 	})
 	must(t, err)
-	s.arrived(t)
+	s.arrived()
 	s.base = s.look()
 	return s
 }
 
 // arrived waits until pid 1 has let go of the root before its own: a sandbox is handed
 // out while that is still on its way, and its mounts look different until then.
-func (s *sandbox) arrived(t testing.TB) {
+func (s *sandbox) arrived() {
+	t := s.t
 	t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); ; {
 		mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", s.pid1))
@@ -262,11 +281,12 @@ func (s *sandbox) arrived(t testing.TB) {
 	}
 }
 
-func (s *sandbox) look() state { s.h.t.Helper(); return look(s.h.t, s.pid1, s.upper) }
+func (s *sandbox) look() state { s.t.Helper(); return look(s.t, s.pid1, s.upper) }
 
 func (s *sandbox) release() {
-	if _, err := s.h.e.Release(bounded(s.h.t), []ids.Sandbox{s.id}); err != nil {
-		s.h.t.Error(err)
+	defer s.cancel()
+	if _, err := s.h.e.Release(s.ctx, []ids.Sandbox{s.id}); err != nil {
+		s.t.Error(err)
 	}
 	s.h.boxes.mu.Lock()
 	delete(s.h.boxes.box, s.gen)

@@ -135,6 +135,7 @@ W(int80) {
 	__asm__ volatile("int $0x80" : "=a"(r) : "a"(4), "b"(fd), "c"(low), "d"(5) : "memory", "r8", "r9", "r10", "r11");
 	if (r != 5) exit(1);
 }
+W(x32) { MUST(syscall(0x40000000 | SYS_write, rw("old"), "hello", 5)); }
 W(core) { struct rlimit l = {RLIM_INFINITY, RLIM_INFINITY}; MUST(setrlimit(RLIMIT_CORE, &l)); if (!fork()) abort(); int s; wait(&s); exit(WCOREDUMP(s) ? 0 : 1); }
 
 /* ---- whose descriptor ---- */
@@ -162,9 +163,10 @@ W(race_write) { int *f = race(); char c = 0; while (c != 'h') { write(200, "h", 
 static char path[8];
 static void *rewriter(void *a) { for (;;) { memcpy(path, "old", 4); memcpy(path, "nah", 4); } return 0; }
 static void rewrite(void) { pthread_t t; memcpy(path, "old", 4); pthread_create(&t, 0, rewriter, 0); }
-W(race_path_chmod) { rewrite(); while (chmod(path, 0600)) ; }
-W(race_path_truncate) { rewrite(); while (truncate(path, 3)) ; }
-W(race_path_unlink) { rewrite(); while (unlink(path)) ; }
+#define UNTIL(done) ({ rewrite(); while (done) MUST(access("old", F_OK)); })
+W(race_path_chmod) { UNTIL(chmod(path, 0600)); }
+W(race_path_truncate) { UNTIL(truncate(path, 3)); }
+W(race_path_unlink) { UNTIL(unlink(path)); }
 W(race_close) { int *f = race(); for (int i = 0; i < 200; i++) { int n = dup(f[0]); if (!fork()) _exit(0); write(n, "h", 1); close(n); } while (wait(0) > 0) ; }
 W(mapped_store) { if (!mapped) mapped = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, rw("old"), 0); mapped[9]++; }
 W(sparse) { int fd = rw("old"); MUST(pwrite(fd, "s", 1, 1 << 22)); MUST(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 4096, 1 << 20)); }
@@ -369,7 +371,7 @@ static const struct { const char *name; void (*run)(void); } ways[] = {
 	ROW(write_), ROW(pwrite_), ROW(writev_), ROW(pwritev_), ROW(pwritev2_), ROW(append), ROW(write_same), ROW(write_many), ROW(sendfile_), ROW(splice_), ROW(tee_splice),
 	ROW(copy_file_range_), ROW(ficlone), ROW(ficlonerange), ROW(dedupe), ROW(fallocate_), ROW(fallocate_keep), ROW(punch), ROW(zero_range), ROW(truncate_), ROW(truncate_grow), ROW(ftruncate_),
 	ROW(ftruncate_restore), ROW(o_trunc), ROW(o_trunc_empty), ROW(creat_), ROW(openat2_trunc), ROW(o_direct), ROW(mmap_store), ROW(mmap_after_close), ROW(mmap_mprotect), ROW(madv_remove), ROW(madv_remove_half), ROW(read_into_map), ROW(io_submit_),
-	ROW(io_uring_), ROW(io_uring_write), ROW(int80), ROW(core), ROW(inherited), ROW(stdout_), ROW(proc_self_fd), ROW(passed), ROW(double_fork), ROW(unshared), ROW(memfd_exec), ROW(race_write), ROW(race_fchmod), ROW(race_path_chmod), ROW(race_path_truncate), ROW(race_path_unlink), ROW(race_close), ROW(mapped_store), ROW(sparse), ROW(concurrent),
+	ROW(io_uring_), ROW(io_uring_write), ROW(int80), ROW(x32), ROW(core), ROW(inherited), ROW(stdout_), ROW(proc_self_fd), ROW(passed), ROW(double_fork), ROW(unshared), ROW(memfd_exec), ROW(race_write), ROW(race_fchmod), ROW(race_path_chmod), ROW(race_path_truncate), ROW(race_path_unlink), ROW(race_close), ROW(mapped_store), ROW(sparse), ROW(concurrent),
 	ROW(create), ROW(tmpfile_link), ROW(rename_), ROW(rename_over), ROW(rename_dir), ROW(rename_into), ROW(exchange), ROW(link_), ROW(symlink_), ROW(mkfifo_), ROW(mknod_), ROW(bind_),
 	ROW(mkdir_), ROW(rmdir_), ROW(unlink_), ROW(unlink_write), ROW(replace_same), ROW(lower_unlink), ROW(lower_write), ROW(lower_mmap), ROW(lower_mapped_survivor), ROW(lower_chmod), ROW(lower_chmod_dir), ROW(lower_fchmod_dir),
 	ROW(lower_truncate), ROW(lower_create), ROW(long_name), ROW(chmod_), ROW(chmod_new_and_old), ROW(chmod_failed_and_old), ROW(chmod_by_new_link), ROW(utimensat_new_and_old), ROW(fchmod_), ROW(fchmodat2_), ROW(chmod_root), ROW(chmod_dir), ROW(fchmod_dir), ROW(chown_), ROW(lchown_), ROW(fchown_),
