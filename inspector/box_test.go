@@ -2,6 +2,7 @@ package inspector
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -30,8 +31,15 @@ type host struct {
 	undo               []func()
 }
 
+// patience is how long a program may take before it is taken to hang.
+const patience = 5 * time.Minute
+
+// Where gcc takes minutes, what it would make is brought along.
+var programs = flag.String("programs", "", "folder with the programs of testdata, built static; none: gcc builds them")
+
 var (
 	theHost  *host
+	hostErr  error // why there is none
 	hostOnce sync.Once
 	boxes    atomic.Int32
 )
@@ -57,19 +65,26 @@ func (h *host) close() {
 
 func mustHost(t testing.TB) *host {
 	t.Helper()
-	testenv.Require(t, testenv.Root, testenv.BPF, testenv.Btrfs, testenv.Program("gcc"))
+	testenv.Require(t, testenv.Root, testenv.BPF, testenv.Btrfs)
+	if *programs == "" {
+		testenv.Require(t, testenv.Program("gcc"))
+	}
 	hostOnce.Do(func() {
-		theHost = &host{}
-		if err := theHost.open(); err != nil {
-			theHost.close()
-			t.Fatal(err)
+		h := &host{}
+		if hostErr = h.open(); hostErr != nil {
+			h.close()
+			return
 		}
+		theHost = h
 	})
+	if hostErr != nil {
+		t.Fatal("making what all tests share: ", hostErr)
+	}
 	return theHost
 }
 
 func run(name string, args ...string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, name, args...).CombinedOutput()
 	if err != nil {
@@ -84,14 +99,16 @@ func (h *host) open() error {
 		return err
 	}
 	h.undo = append(h.undo, func() { os.RemoveAll(dir) })
-	h.ways = filepath.Join(dir, "ways")
-	if err := run("gcc", "-O1", "-w", "-static", "-pthread", "-o", h.ways, "testdata/ways.c"); err != nil {
-		return err
+	built := *programs
+	if built == "" {
+		built = dir
+		for _, name := range []string{"ways", "sleepers"} {
+			if err := run("gcc", "-O1", "-w", "-static", "-pthread", "-o", filepath.Join(built, name), "testdata/"+name+".c"); err != nil {
+				return err
+			}
+		}
 	}
-	h.sleepers = filepath.Join(dir, "sleepers")
-	if err := run("gcc", "-O1", "-w", "-static", "-pthread", "-o", h.sleepers, "testdata/sleepers.c"); err != nil {
-		return err
-	}
+	h.ways, h.sleepers = filepath.Join(built, "ways"), filepath.Join(built, "sleepers")
 	// On a file system of its own: layers must not lie within each other.
 	h.lower = filepath.Join(dir, "lower")
 	if err := os.Mkdir(h.lower, 0o755); err != nil {
@@ -305,7 +322,7 @@ func (b *box) turn(argv ...string) {
 }
 
 func (b *box) try(argv ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute+*loadFor)
+	ctx, cancel := context.WithTimeout(context.Background(), patience+*loadFor)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Err = nil // the path is one of the box

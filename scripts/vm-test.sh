@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/env.sh
-tests=${1:-'TestProbes$|TestEveryWayOfChangingIsSeen|TestTheFileSystemAlone|TestTheCallsAlone|TestQuietTurnsAreNone|TestCopiesAreLookedAtAgain|TestVerdictLastsUntilTheNextEpoch|TestLossIsSeen|TestSandboxesDontMix|TestDeeperGroupsAreWatched|TestThisHostIsSupported|TestSurvivor|TestSleepersAreUnchanged|TestWhoRunsIsChanged|TestWhatReachesASurvivor|TestJudgedElsewhere'}
+tests=${1:-'TestProbes$|TestEveryWayOfChangingIsSeen|TestTheFileSystemAlone|TestTheCallsAlone|TestQuietTurnsAreNone|TestCopiesAreLookedAtAgain|TestVerdictLastsUntilTheNextEpoch|TestLossIsSeen|TestSandboxesDontMix|TestDeeperGroupsAreWatched|TestThisHostIsSupported|TestX32|TestSurvivor|TestSleepersAreUnchanged|TestWhoRunsIsChanged|TestWhatReachesASurvivor|TestJudgedElsewhere'}
 for program in qemu-system-x86_64 busybox depmod; do
   command -v $program >/dev/null || {
     echo "vm-test: no $program: apt-get install qemu-system-x86 busybox-static kmod" >&2
@@ -28,6 +28,9 @@ depmod -b "$vm/kernel" "$version"
 echo "vm-test: building for Linux $version" >&2
 go test -c -o "$vm/inspector.test" ./inspector
 go test -c -o "$vm/bpftest.test" ./bpf/bpftest
+for program in ways sleepers; do # the emulated machine's compiler takes minutes
+  gcc -O1 -w -static -pthread -o "$vm/$program" "inspector/testdata/$program.c"
+done
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 root=$work/root
@@ -62,7 +65,7 @@ for d in proc dev; do \$b mount --move /\$d /new/\$d; done
   ip link set lo up 2>/dev/null
   status=0
   cd $PWD/bpf/bpftest && $vm/bpftest.test -test.v || status=1
-  cd $PWD/inspector && $vm/inspector.test -test.v -test.timeout ${LIMIT:-2400}s -test.run "$tests" || status=1
+  cd $PWD/inspector && $vm/inspector.test -test.v -test.timeout ${LIMIT:-2400}s -test.run "$tests" -programs $vm || status=1
   echo "vm-test: status \$status"'
 \$b poweroff -f
 INIT
@@ -71,7 +74,7 @@ chmod +x "$root/init"
 
 timeout --kill-after=10 "${LIMIT:-2400}" qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp 2 -m 4G -nographic -no-reboot \
   -nodefaults -serial stdio -kernel "$vm/kernel/boot/vmlinuz-$version" -initrd "$work/initrd" \
-  -append "console=ttyS0 quiet panic=-1 cgroup_no_v1=all" \
+  -append "console=ttyS0 quiet panic=-1 cgroup_no_v1=all syscall.x32=y" \
   -virtfs local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap \
   </dev/null | stdbuf -oL tr -d '\r' | tee "$work/log"
 # What that kernel hasn't got is skipped and says so; what the machine hasn't got would
