@@ -378,25 +378,41 @@ static __always_inline __u64 word(struct task_struct *t, __u64 nr)
 	return (__u64)t->pid << 32 | nr;
 }
 
+/* What a change in the file system means that happens in a call of class c:
+ * C_FD and C_SPECIAL tell it themselves, C_NAMES and the like are a matter of names. No call that
+ * the table takes for harmless, or that failed half way, and no page fault can change
+ * anything unseen: it is none of these. */
+static __always_inline __u16 explained(__u16 c)
+{
+	if (blind & B_CALLS_FILES)
+		c &= ~(C_FD | C_SPECIAL); /* nothing else will explain these */
+	return c & (C_NAMES | C_OPEN | C_EVICTS | C_FD | C_SPECIAL);
+}
+
 static __always_inline int time_moves(struct inode *i)
 {
-	bool dir = (i->i_mode & 0170000) == 0040000 && !(blind & B_DIRS);
-	struct task_struct *t = bpf_get_current_task_btf();
-	long nr = ((struct pt_regs *)bpf_task_pt_regs(t))->orig_ax;
-	__u16 c = nr >= 0 ? class_of(nr) : 0;
-	bool meta = nr >= 0 && moves_times(c, nr);
-	if (!dir && !meta)
-		return 0;
 	if (i->i_sb->s_magic != BTRFS)
 		return 0; /* overlayfs copies the times of its upper layer */
 	struct box *b = watched();
 	if (!b || (blind & B_TXN))
 		return 0;
+	struct task_struct *t = bpf_get_current_task_btf();
+	long nr = ((struct pt_regs *)bpf_task_pt_regs(t))->orig_ax;
+	__u16 c = nr >= 0 ? class_of(nr) : 0, why = explained(c);
+	bool dir = (i->i_mode & 0170000) == 0040000 && !(blind & B_DIRS);
+	bool meta = nr >= 0 && moves_times(c, nr), attrs = meta || !why;
+	count(b);
+	if (!meta && why & (C_NAMES | C_OPEN | C_EVICTS))
+		mark(b, F_NAMES);
+	if (!dir && !attrs)
+		return 0;
 	bool own = root_of(i) == b->root, new = own && i->i_ino >= b->first_new;
-	bool kept = new || (own && moves(b, i->i_ino, meta ? MOVED_ATTRS : 0));
-	if (meta)
+	bool kept = new || (own && moves(b, i->i_ino, attrs ? MOVED_ATTRS : 0));
+	if (attrs)
 		mark(b, new ? F_NEWMETA : kept ? F_MOVED : F_META);
-	if (dir && !kept)
+	if (!why && !meta && (dir || !own))
+		mark(b, F_NAMES);
+	if ((dir || (!why && !meta)) && !kept)
 		mark(b, F_WIDE);
 	if (meta || (dir && kept && c & C_NAMES))
 		*word_of(b, t) = word(t, nr);

@@ -147,11 +147,12 @@ int BPF_PROG(inode_new, struct inode *i)
 	return 0;
 }
 
-/* btrfs reserves space, in the task that asks, before it changes its trees: for a
+/* Where the kernel doesn't tell whose time of change moves (before Linux 6.13), the space
+ * that btrfs reserves stands in: in the task that asks, before it changes its trees, for a
  * transaction ("transaction": names, xattrs, sizes, extents), and for an inode or a
  * name that it will write later ("delayed_inode", "delayed_item": modes, owners,
- * times; once until the next commit, which every snapshot is). So a call that the
- * table takes for harmless, or that failed half way, can't change them unseen. */
+ * times; once until the next commit, which every snapshot is). It is asked for six times by
+ * each write, so it isn't attached where it isn't needed. */
 static __noinline int begun(__u64 ino)
 {
 	struct pt_regs *r = (void *)bpf_task_pt_regs(bpf_get_current_task_btf());
@@ -161,14 +162,12 @@ static __noinline int begun(__u64 ino)
 	if (!b || (blind & B_TXN))
 		return 0;
 	count(b);
-	if (blind & B_CALLS_FILES)
-		c &= ~(C_FD | C_SPECIAL); /* nothing else will explain these */
 	if (c & C_META)
 		mark(b, ino >= b->first_new ? F_NEWMETA : moves(b, ino, MOVED_ATTRS) ? F_MOVED : F_META);
+	else if (!explained(c))
+		mark(b, F_NAMES | F_WIDE | F_META);
 	else if (c & (C_NAMES | C_OPEN | C_EVICTS))
 		mark(b, F_NAMES);
-	else if (!(c & (C_FD | C_SPECIAL)))
-		mark(b, F_NAMES | F_WIDE | F_META);
 	return 0;
 }
 
@@ -185,7 +184,8 @@ int BPF_PROG(transaction, const struct btrfs_fs_info *fs, const char *type, __u6
 	return begun(word_at(type + 6) == 0x0065646f6e695f64 /* "d_inode" */ ? val : 0);
 }
 
-/* The time of change of an inode moves, or would if the clock had ticked. */
+/* The time of change of an inode moves, or would if the clock had ticked: whatever
+ * happens to an inode but its content comes here, in the task that does it. */
 SEC("tp_btf/ctime_ns_xchg")
 int BPF_PROG(ctime_moves, struct inode *i)
 {

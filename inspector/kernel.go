@@ -138,14 +138,17 @@ func (k *Kernel) load() error {
 		return unsupported("it refuses the programs", err)
 	}
 	k.progs = []*ebpf.Program{
-		k.objs.DirtyFolio, k.objs.DirectIo, k.objs.InodeNew, k.objs.Transaction,
+		k.objs.DirtyFolio, k.objs.DirectIo, k.objs.InodeNew,
 		k.objs.Uring, k.objs.Capable, k.objs.CtimeMoves, k.objs.CtimeStays, k.objs.Started, k.objs.SysExit,
+	}
+	tellsTimes := !slices.Contains(k.absent, "ctime_ns_xchg") && !slices.Contains(k.absent, "ctime_xchg_skip")
+	if !tellsTimes {
+		k.progs = append(k.progs, k.objs.Transaction)
 	}
 	if k.links, err = attach(k.progs...); err != nil {
 		return err
 	}
-	k.tellsDirs = k.opts.blind&blindTransaction == 0 &&
-		!slices.Contains(k.absent, "ctime_ns_xchg") && !slices.Contains(k.absent, "ctime_xchg_skip")
+	k.tellsDirs = k.opts.blind&blindTransaction == 0 && tellsTimes
 	n := k.objs.Boxes.MaxEntries()
 	k.mem, err = unix.Mmap(k.objs.Boxes.FD(), 0, int(n)*int(boxSize), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
