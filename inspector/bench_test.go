@@ -5,8 +5,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/boxwood-rl/boxwood/tree"
 )
@@ -94,4 +97,47 @@ func BenchmarkCalls(b *testing.B) {
 	w := mustWatch(b, k, box)
 	w.BeginTurn()
 	report("watched")
+}
+
+// BenchmarkManyFolders is what git leaves to a barrier: new files in many folders and a few old
+// ones written, then a capture. It reports the daemon's CPU for a turn.
+func BenchmarkManyFolders(b *testing.B) {
+	k := mustKernel(b, Options{})
+	box := mustBox(b, func(upper string) {
+		for i := range 1200 {
+			dir := filepath.Join(upper, "w/r/objects", fmt.Sprintf("%02x", i%200))
+			os.MkdirAll(dir, 0o755)
+			os.WriteFile(filepath.Join(dir, fmt.Sprintf("f%d", i)), []byte("x"), 0o644)
+		}
+	})
+	w := mustWatch(b, k, box)
+	var spent time.Duration
+	turn := func(i int) {
+		var script strings.Builder
+		for j := range 20 {
+			fmt.Fprintf(&script, "echo x >r/objects/%02x/n%d\n", (i*20+j)*7%200, i)
+		}
+		w.BeginTurn()
+		box.turn("/bin/sh", "-c", script.String()+"echo x >>old; echo x >>other")
+		before := cpu(unix.RUSAGE_SELF)
+		r := barrier(w)
+		spent += cpu(unix.RUSAGE_SELF) - before
+		if r.Verdict != tree.Files || r.Count != 22 {
+			b.Fatalf("verdict %d, %d effects: %q", r.Verdict, r.Count, effectsOf(r))
+		}
+		box.freeze()
+		base := box.snapshot()
+		before = cpu(unix.RUSAGE_SELF)
+		w.NewEpoch(base)
+		spent += cpu(unix.RUSAGE_SELF) - before
+		box.thaw()
+	}
+	turn(0)
+	spent = 0
+	n := 0
+	for b.Loop() {
+		n++
+		turn(n)
+	}
+	b.ReportMetric(spent.Seconds()*1e6/float64(n), "daemon_us/turn")
 }

@@ -223,17 +223,22 @@ func cpu(who int) time.Duration {
 	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
-// inPrograms is how often the programs ran since they were loaded, and how long.
-func (f *figures) inPrograms(programs ...*ebpf.Program) (runs uint64, d time.Duration) {
-	for _, p := range programs {
+// runs is how often a program ran since it was loaded, and how long.
+type runs struct {
+	n    uint64
+	took time.Duration
+}
+
+func (f *figures) inPrograms(programs ...*ebpf.Program) []runs {
+	out := make([]runs, len(programs))
+	for i, p := range programs {
 		s, err := p.Stats()
 		if err != nil {
 			f.b.Fatal(err)
 		}
-		runs += s.RunCount
-		d += s.Runtime
+		out[i] = runs{s.RunCount, s.Runtime}
 	}
-	return runs, d
+	return out
 }
 
 // empty is what the kernel's own measuring says a program takes that does nothing.
@@ -248,11 +253,11 @@ func (f *figures) empty(b *box, load workload) time.Duration {
 		f.b.Fatal(err)
 	}
 	f.script(b, load.run)
-	runs, d := f.inPrograms(p)
+	r := f.inPrograms(p)[0]
 	for _, l := range links {
 		l.Close()
 	}
-	return d / time.Duration(runs)
+	return r.took / time.Duration(r.n)
 }
 
 // share is the time of the programs and of the daemon as a share of the workload's. Files that
@@ -270,8 +275,8 @@ func (f *figures) share(load workload) {
 	defer k.Close()
 	w := mustWatch(f.b, k, b)
 	defer w.Close()
-	var programs, working, daemon time.Duration
-	var runs uint64
+	var working, daemon time.Duration
+	each := make([]runs, len(k.progs))
 	daemons := func(do func()) {
 		before := cpu(unix.RUSAGE_SELF)
 		do()
@@ -291,24 +296,35 @@ func (f *figures) share(load workload) {
 	n := scale(4, 30)
 	for range n {
 		daemons(w.BeginTurn)
-		r0, d0 := f.inPrograms(k.progs...)
+		before := f.inPrograms(k.progs...)
 		children := cpu(unix.RUSAGE_CHILDREN)
 		f.script(b, load.run)
 		working += cpu(unix.RUSAGE_CHILDREN) - children
-		r1, d1 := f.inPrograms(k.progs...)
-		runs, programs = runs+r1-r0, programs+d1-d0
+		for i, r := range f.inPrograms(k.progs...) {
+			each[i].n += r.n - before[i].n
+			each[i].took += r.took - before[i].took
+		}
 		var r Report
 		daemons(func() { r = barrier(w) })
 		if r.Verdict != tree.None {
 			capture()
 		}
 	}
+	var sum runs
+	var names []string
+	for i, r := range each {
+		sum.n, sum.took = sum.n+r.n, sum.took+r.took
+		if r.n > 0 {
+			name, _, _ := strings.Cut(strings.TrimPrefix(k.progs[i].String(), "Tracing("), ")")
+			names = append(names, fmt.Sprintf("%s %d of %d ns", name, r.n/uint64(n), r.took.Nanoseconds()/int64(r.n)))
+		}
+	}
 	pct := func(d time.Duration) float64 { return 100 * d.Seconds() / working.Seconds() }
 	how := fmt.Sprintf("other processes of the host included; with the daemon's CPU (%.2f %%), by the workload's CPU of %.3f s a run", pct(daemon), working.Seconds()/float64(n))
-	f.emit(load.name+".bpf_share_pct", pct(programs+daemon), "%", n,
-		fmt.Sprintf("run time of all programs as bpf_stats has it, %d ns for each of %d runs a turn, %d ns of which it says of an empty program, too; %s",
-			programs.Nanoseconds()/int64(runs), runs/uint64(n), empty.Nanoseconds(), how))
-	net := programs - empty*time.Duration(runs)
+	f.emit(load.name+".bpf_share_pct", pct(sum.took+daemon), "%", n,
+		fmt.Sprintf("run time of all programs as bpf_stats has it, %d ns for each of %d runs a turn (%s), %d ns of which it says of an empty program, too; %s",
+			sum.took.Nanoseconds()/int64(sum.n), sum.n/uint64(n), strings.Join(names, ", "), empty.Nanoseconds(), how))
+	net := sum.took - empty*time.Duration(sum.n)
 	f.emit(load.name+".bpf_share_net_pct", pct(net+daemon), "%", n, "the same without what bpf_stats says of an empty program, which is its own cost; "+how)
 }
 
