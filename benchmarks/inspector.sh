@@ -32,10 +32,9 @@ PY
 # A figure that got lost must not look like one that nobody asked for.
 wanted="syscall_ns.watched syscall_ns.unwatched syscall_ns.watched_write compile.bpf_share_pct tests.bpf_share_pct git.bpf_share_pct
   barrier_ms.p50 barrier_ms.p95 events_per_s.max corpus.false_negatives corpus.false_positive_pct corpus.n"
-for load in compile tests git; do
-  wanted+=" $load.bpf_share_net_pct"
-  [ -z "${LONG:-}" ] || wanted+=" $load.overhead_pct.ci_low $load.overhead_pct.ci_high"
-done
+wanted+=" compile.bpf_share_net_pct tests.bpf_share_net_pct git.bpf_share_net_pct"
+[ -z "${LONG:-}" ] || wanted+=" compile.overhead_pct.ci_low compile.overhead_pct.ci_high
+  tests.overhead_pct.ci_low tests.overhead_pct.ci_high git.overhead_pct.ci_low git.overhead_pct.ci_high"
 for metric in $wanted; do
   grep -qF "\"metric\":\"$metric\"" <(tr -d ' ' <"$scratch/figures") || { echo "inspector.sh: there is no $metric" >&2; exit 1; }
 done
