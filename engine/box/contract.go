@@ -40,6 +40,8 @@ type Config struct {
 	// OnBox is called with the cgroup id of Run before any command can run in a
 	// new box, and again (gone) after the last process of it is gone.
 	OnBox func(runCgroup uint64, gone bool)
+
+	wire int // that is said of new boxes; 0: wireNow. Tests have other daemons with it.
 }
 
 // Root is what a box sees as "/": an overlay of Lower (lowest first) and Upper.

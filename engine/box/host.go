@@ -57,6 +57,9 @@ type Host struct {
 // Open makes a Host and starts filling its pool. What a former daemon left is
 // kept until Sweep, so that Adopt can be called before.
 func Open(cfg Config) (*Host, error) {
+	if cfg.wire == 0 {
+		cfg.wire = wireNow
+	}
 	h := &Host{cfg: cfg, slots: map[int]bool{}, owned: map[int]bool{}, refilled: make(chan struct{})}
 	h.changed = sync.NewCond(&h.mu)
 	if cfg.RunDir == "" || !filepath.IsAbs(cfg.RunDir) {

@@ -10,6 +10,7 @@ import (
 	osexec "os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -162,7 +163,8 @@ func TestPoolRefills(t *testing.T) {
 // daemon is the test program as a daemon that starts a box, says so and waits to be killed.
 func daemonMain() int {
 	f := strings.Split(os.Getenv("BOXWOOD_TEST_DAEMON"), "|")
-	h, err := Open(Config{RunDir: f[0], CgroupRoot: f[1], Zygotes: 2})
+	wire, _ := strconv.Atoi(os.Getenv("BOXWOOD_TEST_WIRE"))
+	h, err := Open(Config{RunDir: f[0], CgroupRoot: f[1], Zygotes: 2, wire: wire})
 	if err != nil {
 		fmt.Println("error", err)
 		return 1
@@ -276,6 +278,61 @@ func TestAdopt(t *testing.T) {
 	mustKill(t, b)
 	if _, err := h2.Adopt(ctx, rec); !fault.Is(err, fault.NotFound) {
 		t.Errorf("adopting a dead box: %v", err)
+	}
+}
+
+// If it fails, a daemon that was replaced by another release leaves boxes that nobody understands or ends, or the new one
+// ends those that it could have kept.
+func TestBoxesOfOtherReleases(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		wire    int
+		silent  bool // its record says no version
+		adopted bool
+	}{
+		{"the previous", wireNow - 1, false, true},
+		{"one of before there were versions", 1, true, true},
+		{"a newer", wireNow + 1, false, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := openHost(t)
+			root, group := newRoot(t), h.cfg.CgroupRoot+"x"
+			t.Setenv("BOXWOOD_TEST_WIRE", strconv.Itoa(c.wire))
+			cmd, rec := startDaemon(t, h.cfg.RunDir, group, root)
+			t.Cleanup(func() { removeGroups(t, h.cfg.RunDir, group) })
+			cmd.Process.Kill()
+			cmd.Wait()
+			if said := fmt.Sprintf(`,"wire":%d`, c.wire); !strings.Contains(string(rec), said) {
+				t.Fatalf("the record %s doesn't say %s", rec, said)
+			} else if c.silent {
+				rec = []byte(strings.Replace(string(rec), said, "", 1))
+			}
+			h2, err := Open(Config{RunDir: h.cfg.RunDir, CgroupRoot: group})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer h2.Close()
+			ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+			defer cancel()
+			b, err := h2.Adopt(ctx, rec)
+			if c.adopted {
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got := must(t, b, "ls /tmp; hostname"); got != "running\noak" {
+					t.Errorf("adopted, it says %q", got)
+				}
+				mustKill(t, b)
+			} else if fault.As(err) == nil || fault.As(err).Reason != "other_protocol" {
+				t.Fatalf("adopting it gives %v", err)
+			}
+			if _, err := h2.Sweep(ctx); err != nil {
+				t.Fatal(err)
+			}
+			if slots, err := h2.leftovers(); err != nil || len(slots) != 0 {
+				t.Errorf("swept, there are still %v, %v", slots, err)
+			}
+		})
 	}
 }
 

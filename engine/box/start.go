@@ -111,7 +111,7 @@ func (z *zygote) attach(ctx context.Context, root Root, id Identity) (*box, erro
 	}
 	z.wire.SetReadDeadline(time.Time{})
 	z.releaseStage()
-	return newBox(z, record{Slot: z.slot, PID: z.pid, Start: z.start, Generation: id.Generation, Seed: id.Seed, Calls: id.Limits.Calls}), nil
+	return newBox(z, record{Slot: z.slot, PID: z.pid, Start: z.start, Generation: id.Generation, Seed: id.Seed, Calls: id.Limits.Calls, Wire: z.h.cfg.wire}), nil
 }
 
 // putGeneration puts what a box's programs read as /run/box/generation into its control folder.
@@ -139,6 +139,7 @@ type record struct {
 	Seed       string         `json:"seed,omitempty"`
 	Calls      seccomp.Groups `json:"calls,omitempty"`
 	Before     uint64         `json:"before,omitempty"` // commands that pid 1 had counted when it was saved
+	Wire       int            `json:"wire,omitempty"`   // that its pid 1 speaks; none: 1
 	// Channels of the sessions that were restored, by their numbers: see Session.inodes.
 	Channels map[int][3]uint64 `json:"channels,omitempty"`
 }
@@ -176,6 +177,14 @@ func (h *Host) Adopt(ctx context.Context, text []byte) (Box, error) {
 	if start, err := startTime(r.PID); err != nil || start != r.Start || exited(pidfd) {
 		unix.Close(pidfd)
 		return nil, gone
+	}
+	if r.Wire == 0 {
+		r.Wire = 1
+	}
+	if r.Wire < wireOldest || r.Wire > wireNow {
+		unix.Close(pidfd)
+		return nil, fault.New(fault.Precondition, "other_protocol", "pid 1 of the box in slot %d speaks version %d of the protocol, and this daemon %d to %d",
+			r.Slot, r.Wire, wireOldest, wireNow).WithHint("the sandbox is ended; fork the node that it stood at")
 	}
 	group, err := h.root.Find(strconv.Itoa(r.Slot))
 	if err != nil {

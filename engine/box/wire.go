@@ -13,6 +13,17 @@ import (
 
 // The wire is described in init/wire.h, which must agree with this.
 
+// A box outlives its daemon, so that the next one may be of another release. wireNow is raised whenever a daemon and a
+// pid 1 of before and after would misunderstand each other, and wireOldest when this daemon no longer speaks
+// what it spoke before. A box of another version is not adopted: it is swept away, and its nodes stay.
+//
+//	1  records of boxes say no version
+//	2  they do
+const (
+	wireNow    = 2
+	wireOldest = 1
+)
+
 type op uint16
 
 const (
