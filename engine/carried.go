@@ -282,11 +282,15 @@ func (m *importer) try(ctx context.Context, c *received, s *incoming) error {
 		return err
 	}
 	defer m.e.unreserve(1)
+	if err := failpoint.Hit("import trying"); err != nil {
+		return err
+	}
 	made, err := m.e.embody(ctx, &c.ck, s.record, ids.NewGeneration(), "", mergeLimits(m.tree.Defaults.Limits, m.e.cfg.Limits), nil)
 	switch {
 	case err == nil:
 		c.proven = true
-		return m.e.tearDown(context.WithoutCancel(ctx), made)
+		err := failpoint.Hit("import tried")
+		return errors.Join(err, m.e.tearDown(context.WithoutCancel(ctx), made))
 	case ctx.Err() != nil || fault.As(err).Retryable() || fault.Is(err, fault.Deadline):
 		return fmt.Errorf("trying a dump: %w", err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/hashicorp/go-memdb"
 
+	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 )
@@ -78,6 +79,9 @@ func (s *Store) Archive(ctx context.Context, id ids.Tree) error {
 		return fault.New(fault.NotFound, "tree_not_found", "there is no tree %q", id)
 	}
 	for {
+		if err := failpoint.Hit("tree archiving"); err != nil {
+			return err
+		}
 		moved := 0
 		_, err := s.Update(ctx, func(tx *Tx) error {
 			t, err := tx.Tree(id)
@@ -92,6 +96,9 @@ func (s *Store) Archive(ctx context.Context, id ids.Tree) error {
 			moved, err = tx.archive(t, k)
 			return err
 		})
+		if err == nil {
+			err = failpoint.Hit("tree archived")
+		}
 		if err != nil || moved < s.o.archiveStep {
 			return err
 		}
@@ -182,6 +189,9 @@ func (s *Store) Recall(ctx context.Context, id ids.Tree) error {
 		}
 		s.recalled[id] = s.o.Clock()
 		s.mu.Unlock()
+		if err := failpoint.Hit("tree recalled"); err != nil {
+			return err
+		}
 	}
 }
 

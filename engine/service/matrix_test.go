@@ -44,6 +44,7 @@ type world struct {
 	rnd     *rand.Rand
 	name    string
 	busy    bool // each work leaves processes, too
+	foreign bool // its archives come from another kernel
 
 	mu      sync.Mutex
 	next    int
@@ -266,13 +267,45 @@ func (w *world) travel(d *daemon, top string) {
 	if !errors.Is(err, io.EOF) {
 		return
 	}
+	if w.foreign {
+		archive = rewritten(w.t, archive, func(h *boxwoodv1.ArchiveHeader) {
+			dumpsOf(h, func(p *boxwoodv1.ArchiveProcess) { p.Kernel = "6.1.0-other" })
+		}, nil)
+	}
 	start := &boxwoodv1.ImportTreeStart{NewIds: true, Dumps: trust, IdempotencyKey: w.key()}
 	r, ok := call(w, d, "import", func(d *daemon) (*boxwoodv1.ImportTreeResponse, error) { return d.imports(w.t, archive, start) })
 	if ok {
 		w.mu.Lock()
 		w.trees = append(w.trees, r.GetTree().GetId())
 		w.mu.Unlock()
+		w.shelve(d, r.GetTree().GetId(), r.GetTree().GetRootId())
 	}
+}
+
+// shelve closes a tree, which leaves memory, and then gives one of its nodes a value, for which it comes back.
+func (w *world) shelve(d *daemon, id, node string) {
+	if _, err := d.client.CloseTree(ctx(w.t), &boxwoodv1.CloseTreeRequest{TreeId: id, IdempotencyKey: w.key()}); err != nil {
+		return
+	}
+	again, enough := time.NewTicker(5*time.Millisecond), time.After(60*time.Second)
+	defer again.Stop()
+	for {
+		r, err := d.client.ListTrees(ctx(w.t), &boxwoodv1.ListTreesRequest{})
+		if err != nil {
+			return
+		}
+		if slices.ContainsFunc(r.GetTrees(), func(t *boxwoodv1.Tree) bool { return t.GetId() == id && t.GetArchived() }) {
+			break
+		}
+		select {
+		case <-again.C:
+		case <-enough:
+			w.t.Errorf("the closed tree %s stays in memory", id)
+			return
+		}
+	}
+	value := 1.0
+	_, _ = d.client.Annotate(ctx(w.t), &boxwoodv1.AnnotateRequest{Annotations: []*boxwoodv1.NodeAnnotation{{NodeId: node, Value: &value}}})
 }
 
 // branch grows two branches from a node, rolls one back and prunes the other.
@@ -335,6 +368,10 @@ func (w *world) holds(d *daemon, everything bool) {
 		}
 		if !errors.Is(err, io.EOF) {
 			w.t.Fatalf("listing tree %s: %v", id, err)
+		}
+		// One that was closed, and may be on the disk, is forked like the others.
+		if _, err := d.client.OpenTree(ctx(w.t), &boxwoodv1.OpenTreeRequest{TreeId: id}); err != nil {
+			w.t.Fatalf("opening tree %s: %v", id, err)
 		}
 	}
 	w.waitDecided(d, nodes)
@@ -513,6 +550,10 @@ func (w *world) end() {
 	}
 }
 
+// doneAgain are the steps that a running daemon takes again if there was no space for them: nobody waits for
+// them, and what they would leave fills the disk.
+var doneAgain = map[string]bool{"tree archiving": true, "condemned removed": true, "state removed": true, "box killed": true}
+
 // atStart are the steps of a start: they are armed before it.
 func atStart(step string) bool {
 	return strings.HasPrefix(step, "restart") || step == "log made" || strings.HasPrefix(step, "table")
@@ -527,6 +568,9 @@ func TestCrashMatrix(t *testing.T) {
 	w := newWorld(t)
 	for i, step := range failpoint.Steps[max(0, slices.Index(failpoint.Steps, *crashFrom)):] {
 		hows := []failpoint.How{failpoint.Kill, failpoint.Error, failpoint.Panic}
+		if doneAgain[step] {
+			hows = append(hows, failpoint.Full)
+		}
 		if !*crashFull {
 			hows = hows[:1]
 			if other := w.rnd.IntN(4); i%4 == other { // and some otherwise
@@ -564,7 +608,8 @@ func (w *world) on(t *testing.T) { w.t, w.running.t = t, t }
 func (w *world) breakAt(step string, how failpoint.How) {
 	w.t.Helper()
 	d := w.running
-	if w.busy = *crashFull || ofProcesses(step); strings.HasPrefix(step, "dump") && testenv.CRIUPath() == "" {
+	w.foreign = step == "import trying" || step == "import tried"
+	if w.busy = *crashFull || ofProcesses(step); (strings.HasPrefix(step, "dump") || w.foreign) && testenv.CRIUPath() == "" {
 		w.t.Skip("nothing is dumped without CRIU")
 	}
 	line := fmt.Sprintf("%s 1 %s", how, step)
@@ -589,7 +634,13 @@ func (w *world) breakAt(step string, how failpoint.How) {
 		}
 		if answer, alive := d.tell("?"); alive && answer == "true" && !strings.HasPrefix(step, "log") {
 			w.holds(d, false) // it goes on without the step
-			if how == failpoint.Panic || step == "box killed" || step == "image removed" || step == "condemned removed" || step == "state removed" {
+			if how == failpoint.Full {
+				until(w.t, "what had no space is done", func() bool {
+					i, err := d.client.GetInfo(ctx(w.t), &boxwoodv1.GetInfoRequest{})
+					return err == nil && i.GetPendingRemovals() == 0
+				})
+				w.end()
+			} else if how == failpoint.Panic || step == "box killed" || step == "image removed" || step == "condemned removed" || step == "state removed" {
 				// What a defect leaves half made waits for the next start, as does a removal
 				// that couldn't be finished.
 				d.stop()

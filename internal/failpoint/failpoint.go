@@ -1,5 +1,5 @@
 // Package failpoint lets a test break an operation between two of its steps: by an
-// error, a panic, or the end of the process as kill -9 brings it.
+// error (that of a full disk, too), a panic, or the end of the process as kill -9 brings it.
 //
 // A step calls Hit with its name. Unless a test has armed one, that is a single
 // atomic load; no flag, variable or call of the service arms any.
@@ -25,9 +25,10 @@ var Steps = []string{
 	"fork recorded", "fork cloned", "fork started", "birth written", "fork enlisted", "turn replayed",
 	"rollback made", "rollback recorded",
 	"sandbox leaving", "sandbox dropped", "box killed",
+	"tree archiving", "tree archived", "tree recalled",
 	"prune recorded", "condemned removed", "state removed", "prune finished", "states evicted",
 	"layer filled", "layer sealed", "image unpacked", "image recorded", "image removed",
-	"export state", "export checkpoint", "import snapshot", "import state", "import read",
+	"export state", "export checkpoint", "import snapshot", "import state", "import read", "import trying", "import tried",
 	"log appending", "log appended", "log made", "table begun", "table made",
 	"restart adopted", "restart swept", "restart pool", "restart recorded",
 }
@@ -39,6 +40,7 @@ const (
 	Error How = "error"
 	Panic How = "panic"
 	Kill  How = "kill"
+	Full  How = "full" // an error of a disk that has no space just then
 )
 
 type plan struct {
@@ -52,7 +54,7 @@ var armed atomic.Pointer[plan]
 // Arm breaks a step when it is hit for the nth time from now on (1: the first), once.
 // Only tests call it.
 func Arm(step string, how How, nth int) error {
-	if !slices.Contains(Steps, step) || nth < 1 || how != Error && how != Panic && how != Kill {
+	if !slices.Contains(Steps, step) || nth < 1 || !slices.Contains([]How{Error, Panic, Kill, Full}, how) {
 		return fault.New(fault.Invalid, "bad_failpoint", "there is no way to break %q by %q at hit %d", step, how, nth)
 	}
 	p := &plan{step: step, how: how}
@@ -101,6 +103,8 @@ func (p *plan) hit(step string) error {
 		select {} // nothing runs on after it
 	case Panic:
 		panic("failpoint " + step)
+	case Full:
+		return fault.New(fault.Exhausted, "disk_full", "broken on purpose at %q: %w", step, syscall.ENOSPC)
 	}
 	return fault.New(fault.Internal, "failpoint", "broken on purpose at %q", step)
 }
