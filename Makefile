@@ -62,8 +62,9 @@ payloads: ## every program that verifies itself, captured, forked, rolled back, 
 rehearse: ## the store's and the service's tests with each change's function run twice (nightly)
 	@$(ENV) BOXWOOD_REQUIRE=all go test -count=1 -tags rehearse ./tree ./engine/service -timeout 1h
 
-soak: ## a month of the store, TURNS=100000 turns a day, held to its memory, disk and deletions (nightly; SEED=... repeats a run)
+soak: ## a month of the store, TURNS=100000 turns a day, and one of a daemon with sandboxes, held to memory, disk and deletions (nightly; SEED=... repeats a run)
 	@$(ENV) go test -count=1 ./tree -run '^TestSoak$$' -v -timeout 12h -args -soak.turns $(or $(TURNS),100000) -soak.seed $(or $(SEED),0)
+	@$(ENV) BOXWOOD_REQUIRE=all go test -count=1 ./engine/service -run '^TestSoak$$' -v -timeout 12h -args -soak.days 30 -soak.trees 8 -soak.turns 60 -soak.seed $(or $(SEED),0)
 
 race: ## an hour of random operations and kills of the daemon under the race detector, then the checks for leaks; FOR=1h (nightly; SEED=... repeats a run)
 	@$(ENV) CGO_ENABLED=1 BOXWOOD_REQUIRE=all go test -race -count=1 ./engine/service -run '^(TestKilledUnderLoad|TestPathsAreWhatTheyAreAlone)$$' -v -timeout 24h -args -crash.for $(or $(FOR),1h) -crash.seed $(or $(SEED),0) -meta.n $(or $(N),400) -meta.seed $(or $(SEED),0)
