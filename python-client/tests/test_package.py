@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 import zipfile
@@ -26,6 +27,14 @@ def test_build_and_install(tmp_path: Path, kind: str) -> None:
     python = str(tmp_path / "env" / "bin" / "python")
     run([python, "-m", "pip", "install", "--quiet", str(built)])
     run([python, "-W", "error", "-c", "import boxwood; print(boxwood.__version__)"])
+
+
+@pytest.mark.parametrize("name", ["trl", "verl"])
+def test_an_adapter_names_what_it_needs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, f"boxwood.integrations.{name}", raising=False)
+    with pytest.raises(ImportError, match=rf"pip install 'boxwood\[{name}\]'"):
+        importlib.import_module(f"boxwood.integrations.{name}")
 
 
 def run(argv: list[str]) -> None:

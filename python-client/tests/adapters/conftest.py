@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from integration.conftest import base_image, client, image, socket_path
+from integration.conftest import REPOSITORY, base_image, client, image, socket_path
 
 __all__ = ["base_image", "client", "image", "socket_path"]
 
@@ -38,6 +39,18 @@ def pinned(package: str, version: str) -> None:
     from importlib.metadata import version as installed
 
     assert installed(package) == version
+
+
+def defined_by_the_page(section: str) -> dict[str, Any]:
+    """What the example of a section of docs/python/adapters.md imports and defines; its calls aren't made."""
+    page = (REPOSITORY / "docs" / "python" / "adapters.md").read_text()
+    block = page.split(f"\n## {section}\n", 1)[1].split("```python\n", 1)[1].split("\n```", 1)[0]
+    tree = ast.parse(block)
+    kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+    tree.body = [statement for statement in tree.body if isinstance(statement, kinds)]
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(compile(tree, section, "exec"), names)
+    return names
 
 
 @pytest.fixture(autouse=True)

@@ -3,4 +3,6 @@
 - `boxwood.integrations.mini_swe_agent`: an environment of mini-swe-agent.
 - `boxwood.integrations.swe_rex`: a deployment and a runtime of SWE-ReX (SWE-agent).
 - `boxwood.integrations.harbor`: an environment of Harbor (terminal-bench).
+- `boxwood.integrations.trl`: environments and a branching rollout function of TRL.
+- `boxwood.integrations.verl`: a branching agent loop of verl.
 """
