@@ -5,7 +5,7 @@
 #   light   mini-swe-agent and SWE-ReX (80 MB; in CI)
 #   harbor  Harbor (500 MB; nightly; Python >= 3.12)
 #   ray     Ray: a cluster of three nodes on this machine, with two daemons (300 MB; nightly)
-#   trainers  TRL and verl, which share torch (5 GB; nightly; Python 3.12)
+#   trainers  TRL, verl and SkyRL, which share torch (5 GB; nightly; Python 3.12)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/env.sh
@@ -42,7 +42,7 @@ environment() { # NAME MINIMUM [PIP OPTION...]: makes .cache/adapters/NAME from 
 run() { # NAME TEST...
   local python=$PWD/.cache/adapters/$1/bin/python
   echo "test-adapters: $1, with $(pip ".cache/adapters/$1" list --format=freeze |
-    grep -E '^(mini-swe-agent|swe-rex|harbor|ray|trl|verl|torch)==' | paste -sd ' ')"
+    grep -E '^(mini-swe-agent|swe-rex|harbor|ray|trl|verl|skyrl|torch)==' | paste -sd ' ')"
   # Warnings of other projects are theirs.
   (cd python-client/tests && timeout --kill-after=10 "${TIMEOUT:-200}" "$python" -m pytest -p no:cacheprovider \
     -c ../pyproject.toml -o filterwarnings=default -q "${@:2}" </dev/null)
@@ -75,6 +75,7 @@ for name; do
     fi
     run trainers adapters/test_trl.py
     run trainers adapters/test_verl.py
+    run trainers adapters/test_skyrl.py
     ;;
   *)
     sed -n '2,8s/^# \{0,1\}//p' "$0" >&2

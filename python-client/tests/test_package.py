@@ -29,7 +29,7 @@ def test_build_and_install(tmp_path: Path, kind: str) -> None:
     run([python, "-W", "error", "-c", "import boxwood; print(boxwood.__version__)"])
 
 
-@pytest.mark.parametrize("name", ["trl", "verl"])
+@pytest.mark.parametrize("name", ["trl", "verl", "skyrl"])
 def test_an_adapter_names_what_it_needs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, f"boxwood.integrations.{name}", raising=False)

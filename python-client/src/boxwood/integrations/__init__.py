@@ -5,4 +5,5 @@
 - `boxwood.integrations.harbor`: an environment of Harbor (terminal-bench).
 - `boxwood.integrations.trl`: environments and a branching rollout function of TRL.
 - `boxwood.integrations.verl`: a branching agent loop of verl.
+- `boxwood.integrations.skyrl`: a branching generator of SkyRL.
 """
