@@ -33,9 +33,10 @@ environment() { # NAME MINIMUM [PIP OPTION...]: makes .cache/adapters/NAME from 
   python=$(python_from "$2") || return 1
   echo "test-adapters: making $folder"
   rm -rf "$folder"
-  "$python" -m venv --without-pip "$folder"
-  pip "$folder" install --quiet "${@:3}" -r "$list"
-  pip "$folder" install --quiet --no-deps -e ./python-client
+  # Behind an "if !", set -e is off in here.
+  "$python" -m venv --without-pip "$folder" || return 1
+  pip "$folder" install --quiet "${@:3}" -r "$list" || return 1
+  pip "$folder" install --quiet --no-deps -e ./python-client || return 1
   echo "$fingerprint" >"$folder/made-from"
 }
 

@@ -660,7 +660,7 @@ func (w *world) breakAt(step string, how failpoint.How) {
 
 // hit waits until the armed step was come to, some of which lie behind replies.
 func (w *world) hit(d *daemon, step string) bool {
-	again, enough := time.NewTicker(5*time.Millisecond), time.After(20*time.Second)
+	again, enough := time.NewTicker(5*time.Millisecond), time.After(time.Minute)
 	defer again.Stop()
 	for {
 		if answer, alive := d.tell("?"); !alive || answer == "true" {

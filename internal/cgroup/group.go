@@ -388,8 +388,18 @@ func (g *Group) RemoveLeaves(keep string) {
 	}
 }
 
-// Remove removes the groups, whose processes must be gone. Idempotent.
+// Remove removes the groups, whose processes must be gone: those of v1, which CRIU has joined, may take a moment longer
+// than the v2 group tells. Idempotent.
 func (g *Group) Remove() error {
+	for wait := time.Millisecond; ; wait *= 2 {
+		if err := g.remove(); !errors.Is(err, unix.EBUSY) || wait > time.Second {
+			return err
+		}
+		time.Sleep(wait)
+	}
+}
+
+func (g *Group) remove() error {
 	var errs []error
 	for _, dir := range append([]string{g.Run, g.Dir}, g.v1()...) {
 		err := unix.Rmdir(dir)
