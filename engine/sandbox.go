@@ -191,7 +191,7 @@ func (s *sandbox) leave() (done func()) {
 	t, read := s.turn, s.read
 	s.mu.Unlock()
 	if t != nil {
-		t.interrupt(tree.Stopped)
+		t.dismiss()
 	}
 	if read != nil {
 		read()

@@ -160,10 +160,25 @@ func (t *turn) interrupt(why tree.TurnStatus) {
 }
 
 // expire ends a turn that was opened and left.
-func (t *turn) expire() {
-	t.interrupt(tree.TimedOut)
+func (t *turn) expire() { t.close(tree.TimedOut) }
+
+// close ends an open turn in its client's place.
+func (t *turn) close(why tree.TurnStatus) {
+	t.interrupt(why)
 	if _, err := t.end(context.Background(), NodeInput{}, nil); err != nil && !fault.Is(err, fault.NotFound) {
-		t.e.log.Error("ending an expired turn", "sandbox", t.s.id, "error", err)
+		t.e.log.Error("ending an open turn", "sandbox", t.s.id, "error", err)
+	}
+}
+
+// dismiss stops a turn whose sandbox somebody else needs. One that was opened ends without its client, who
+// may never come to end it.
+func (t *turn) dismiss() {
+	t.interrupt(tree.Stopped)
+	t.e.mu.Lock()
+	opened := t.e.turns[t.id] == t
+	t.e.mu.Unlock()
+	if opened {
+		go t.close(tree.Stopped)
 	}
 }
 
@@ -529,6 +544,9 @@ func (e *Engine) BeginTurn(ctx context.Context, id ids.Sandbox, wait, deadline t
 	e.turns[t.id] = t
 	e.mu.Unlock()
 	t.expiry = time.AfterFunc(deadline, t.expire)
+	if t.stopped() != 0 { // the sandbox was being released as it began
+		go t.close(tree.Stopped)
+	}
 	return t.id, nil
 }
 

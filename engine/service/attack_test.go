@@ -659,3 +659,37 @@ func TestRemovalsAreTriedAgain(t *testing.T) {
 		t.Error(f)
 	}
 }
+
+// An open turn whose client has gone, in the middle of a command or between two, holds up no release, and
+// its node says that it was stopped.
+func TestAReleaseEndsAnOpenTurn(t *testing.T) {
+	d := running(t)
+	for _, busy := range []bool{false, true} {
+		root, sb := d.newTree(t)
+		turn, err := d.client.BeginTurn(ctx(t), &boxwoodv1.BeginTurnRequest{SandboxId: sb.GetId(), DeadlineNs: int64(time.Hour)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if busy {
+			stream, err := d.client.Exec(ctx(t), &boxwoodv1.ExecRequest{TurnId: turn.GetTurnId(), Command: &boxwoodv1.Command{Shell: []byte("echo runs; sleep 1h")}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := stream.Recv(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		soon, cancel := context.WithTimeout(ctx(t), 50*time.Second) // a release waits a minute for what it can't end
+		_, err = d.client.Release(soon, &boxwoodv1.ReleaseRequest{SandboxIds: []string{sb.GetId()}})
+		cancel()
+		if err != nil {
+			t.Fatal("releasing: ", err)
+		}
+		if _, err := d.client.EndTurn(ctx(t), &boxwoodv1.EndTurnRequest{TurnId: turn.GetTurnId()}); reason(err) != "turn_over" {
+			t.Errorf("ending what was ended: %v", err)
+		}
+		if list := d.nodesOf(t, root.GetTreeId()); len(list) != 2 || list[1].GetTurnStatus() != boxwoodv1.TurnStatus_TURN_STATUS_CANCELLED {
+			t.Errorf("its nodes: %v", list)
+		}
+	}
+}

@@ -58,7 +58,8 @@ var payloads = []payload{
 	{name: "make", needs: "make", busy: true, // in full run, five at once
 		start: `printf 'all: $(addprefix done.,$(shell seq 60))\ndone.%%:\n\t@until [ -e go.$* ]; do sleep 0.02; done; [ ! -e $@ ] && touch $@\n' >/root/Makefile
 			cd /root; make -j 5 all >/root/log 2>&1 </dev/null & sleep 0.2`,
-		step: `cd /root; n=$(($(ls | grep -c ^go.)+1)); touch go.$n; until [ -e done.$n ]; do sleep 0.02; done; [ "$(ls | grep -c ^done.)" = $n ] && ! grep -q Error log && echo $n`},
+		step: `cd /root; n=$(($(ls | grep -c ^go.)+1)); touch go.$n; for i in $(seq 1500); do [ -e done.$n ] && break; sleep 0.02; done
+			[ "$(ls | grep -c ^done.)" = $n ] && ! grep -q Error log && echo $n || { ls; cat log /proc/[0-9]*/stat; exit 1; } >&2`},
 	{name: "node", needs: "node",
 		start: `mkfifo /in /out; exec 8<>/in; node -i <&8 >/tmp/log 2>&1 & sleep 0.5; echo 'let n = 0; const fs = require("fs"); const t = setInterval(() => {}, 1000); const step = () => fs.writeFileSync("/out", ++n + "\n")' >/in`,
 		step:  `echo 'step()' >/in; cat /out`},
