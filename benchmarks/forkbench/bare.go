@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/boxwood-rl/boxwood/internal/cgroup"
 	"github.com/boxwood-rl/boxwood/internal/doctor"
+	"github.com/boxwood-rl/boxwood/internal/thread"
 )
 
 // bare is CRIU by itself: what it takes to restore and to dump the processes that Boxwood
@@ -69,14 +69,7 @@ func (b *bare) close() {
 }
 
 // onThread runs f on a thread that ends with it.
-func onThread(f func() error) {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // without an unlock
-		done <- f()
-	}()
-	must(<-done)
-}
+func onThread(f func() error) { must(thread.Discard(f)) }
 
 func (b *bare) makeMounts(root string) error {
 	mount := func(from, to, kind string, flags uintptr, data string) {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -17,6 +16,7 @@ import (
 	"github.com/boxwood-rl/boxwood/internal/cgroup"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/seccomp"
+	"github.com/boxwood-rl/boxwood/internal/thread"
 )
 
 // Saved is what the processes of a box were saved as.
@@ -421,24 +421,20 @@ func (z *zygote) newControl(id Identity) (*os.File, error) {
 // it came up with is of ours, which had to be there before that namespace was, and
 // couldn't be saved.
 func (b *box) listenInside(ctx context.Context) error {
-	made := make(chan error)
 	var socket *os.File
-	go func() {
-		runtime.LockOSThread() // without an unlock: the thread ends with this function
-		made <- func() error {
-			ns, err := unix.Open(fmt.Sprintf("/proc/%d/ns/net", b.rec.PID), unix.O_RDONLY|unix.O_CLOEXEC, 0)
-			if err != nil {
-				return err
-			}
-			defer unix.Close(ns)
-			if err := unix.Setns(ns, unix.CLONE_NEWNET); err != nil {
-				return err
-			}
-			socket, err = listen(b.h.controlDir(b.rec.Slot))
+	err := thread.Discard(func() error {
+		ns, err := unix.Open(fmt.Sprintf("/proc/%d/ns/net", b.rec.PID), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
 			return err
-		}()
-	}()
-	if err := <-made; err != nil {
+		}
+		defer unix.Close(ns)
+		if err := unix.Setns(ns, unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		socket, err = listen(b.h.controlDir(b.rec.Slot))
+		return err
+	})
+	if err != nil {
 		return err
 	}
 	defer socket.Close()

@@ -19,6 +19,7 @@ import (
 
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/printable"
+	"github.com/boxwood-rl/boxwood/internal/thread"
 )
 
 const (
@@ -115,7 +116,7 @@ func (p *Program) launch(j job) (*worker, error) {
 		defer group.Close()
 		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(group.Fd())
 	}
-	if err := onThread(func() error { return p.start(cmd, j) }); err != nil {
+	if err := thread.Discard(func() error { return p.start(cmd, j) }); err != nil {
 		ours.Close()
 		return nil, fmt.Errorf("starting CRIU: %w", err)
 	}
@@ -140,7 +141,7 @@ func (w *worker) inside(f func() error) error {
 		return err
 	}
 	defer ns.Close()
-	return onThread(func() error {
+	return thread.Discard(func() error {
 		if err := enter(ns); err != nil {
 			return err
 		}

@@ -32,7 +32,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -40,6 +39,7 @@ import (
 	"github.com/checkpoint-restore/go-criu/v7/rpc"
 
 	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/thread"
 )
 
 // Program is a CRIU that can be called. Safe for concurrent use.
@@ -68,7 +68,7 @@ func Open(path string) (*Program, error) {
 		return nil, fault.New(fault.Unsupported, "criu_in_tmp", "CRIU can't be used from %s, which is hidden from it", path).WithHint("put it somewhere else")
 	}
 	p := &Program{path: path}
-	if err := onThread(p.makeMounts); err != nil {
+	if err := thread.Discard(p.makeMounts); err != nil {
 		return nil, fmt.Errorf("opening CRIU: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), versionLimit)
@@ -97,17 +97,6 @@ func (p *Program) Close() error {
 	err := p.mounts.Close()
 	p.mounts = nil
 	return err
-}
-
-// onThread runs f on a thread that ends with it, so that f may change namespaces
-// and cgroups of the thread, and what it starts is born there.
-func onThread(f func() error) error {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // without an unlock: the thread ends with this function
-		done <- f()
-	}()
-	return <-done
 }
 
 // makeMounts makes the namespace that calls start from.

@@ -5,11 +5,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/boxwood-rl/boxwood/internal/thread"
 	"github.com/checkpoint-restore/go-criu/v7/rpc"
 )
 
@@ -163,32 +163,28 @@ func place(root, control int) error {
 
 // loopbackUp is called before sockets are restored.
 func loopbackUp(pid int) error {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // without an unlock: the thread ends with this function
-		done <- func() error {
-			ns, err := unix.Open(fmt.Sprintf("/proc/%d/ns/net", pid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
-			if err != nil {
-				return err
-			}
-			defer unix.Close(ns)
-			if err := unix.Setns(ns, unix.CLONE_NEWNET); err != nil {
-				return err
-			}
-			s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-			if err != nil {
-				return err
-			}
-			defer unix.Close(s)
-			req, err := unix.NewIfreq("lo")
-			if err != nil {
-				return err
-			}
-			req.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
-			return unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, req)
-		}()
-	}()
-	if err := <-done; err != nil {
+	err := thread.Discard(func() error {
+		ns, err := unix.Open(fmt.Sprintf("/proc/%d/ns/net", pid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(ns)
+		if err := unix.Setns(ns, unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(s)
+		req, err := unix.NewIfreq("lo")
+		if err != nil {
+			return err
+		}
+		req.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
+		return unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, req)
+	})
+	if err != nil {
 		return fmt.Errorf("bringing lo up: %w", err)
 	}
 	return nil

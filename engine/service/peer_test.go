@@ -6,7 +6,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -16,44 +15,39 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/boxwood-rl/boxwood/internal/testenv"
+	"github.com/boxwood-rl/boxwood/internal/thread"
 	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 )
 
 // dialAs connects as another user, with the capabilities of root: the socket's mode isn't what is tested.
 func dialAs(uid int, path string) (conn net.Conn, err error) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // without an unlock: the thread ends with this function
+	err = thread.Discard(func() error {
 		h := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 		var caps [2]unix.CapUserData
-		if err = unix.Capget(&h, &caps[0]); err != nil {
-			return
+		if err := unix.Capget(&h, &caps[0]); err != nil {
+			return err
 		}
 		if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(uid), ^uintptr(0)); e != 0 {
-			err = e
-			return
+			return e
 		}
 		for i := range caps {
 			caps[i].Effective = caps[i].Permitted
 		}
-		if err = unix.Capset(&h, &caps[0]); err != nil {
-			return
+		if err := unix.Capset(&h, &caps[0]); err != nil {
+			return err
 		}
-		fd, e := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-		if e != nil {
-			err = e
-			return
-		}
-		if err = unix.Connect(fd, &unix.SockaddrUnix{Name: path}); err != nil {
-			unix.Close(fd)
-			return
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
 		}
 		f := os.NewFile(uintptr(fd), path)
 		defer f.Close()
+		if err := unix.Connect(fd, &unix.SockaddrUnix{Name: path}); err != nil {
+			return err
+		}
 		conn, err = net.FileConn(f)
-	}()
-	<-done
+		return err
+	})
 	return conn, err
 }
 

@@ -3,10 +3,10 @@ package witness
 import (
 	"fmt"
 	"os"
-	"runtime"
 	"strconv"
 	"strings"
 
+	"github.com/boxwood-rl/boxwood/internal/thread"
 	"golang.org/x/sys/unix"
 )
 
@@ -50,22 +50,17 @@ func ObjectsOf(pid1 int) (o Objects, err error) {
 
 // inside runs f in a namespace of pid1, by its name in /proc, on a thread that ends with it.
 func inside(pid1 int, namespace string, f func() error) error {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // without an unlock: the thread ends with this function
-		done <- func() error {
-			ns, err := unix.Open(fmt.Sprintf("/proc/%d/ns/%s", pid1, namespace), unix.O_RDONLY|unix.O_CLOEXEC, 0)
-			if err != nil {
-				return err
-			}
-			defer unix.Close(ns)
-			if err := unix.Setns(ns, 0); err != nil {
-				return fmt.Errorf("entering the %s namespace: %w", namespace, err)
-			}
-			return f()
-		}()
-	}()
-	return <-done
+	return thread.Discard(func() error {
+		ns, err := unix.Open(fmt.Sprintf("/proc/%d/ns/%s", pid1, namespace), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(ns)
+		if err := unix.Setns(ns, 0); err != nil {
+			return fmt.Errorf("entering the %s namespace: %w", namespace, err)
+		}
+		return f()
+	})
 }
 
 // queues mounts those of this thread's namespace nowhere, and counts them.

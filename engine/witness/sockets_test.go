@@ -3,29 +3,28 @@ package witness
 import (
 	"fmt"
 	"os"
-	"runtime"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/boxwood-rl/boxwood/internal/testenv"
+	"github.com/boxwood-rl/boxwood/internal/thread"
 )
 
 // If it fails, sockets that are there are taken for none, since the kernel's count of them was believed.
 func TestSocketsAreListedWhereverTheyCount(t *testing.T) {
 	testenv.Require(t, testenv.Root)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // without an unlock: the thread ends with this function
+	err := thread.Discard(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			t.Error(err)
-			return
+			return err
 		}
 		socketsOf(t, unix.Gettid())
-	}()
-	<-done
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
 }
 
 func socketsOf(t *testing.T, tid int) {

@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 
@@ -15,6 +14,7 @@ import (
 
 	"github.com/boxwood-rl/boxwood/internal/btrfs"
 	"github.com/boxwood-rl/boxwood/internal/overlay"
+	"github.com/boxwood-rl/boxwood/internal/thread"
 )
 
 // idBase is where the probe's user namespace begins on the host.
@@ -24,23 +24,19 @@ const idBase = 100000
 // idmapped folders of it, as a sandbox's root will be.
 func storage(ctx context.Context, stateDir string) []finding {
 	found := []finding{unknown("not tried"), unknown("not tried: it lies on the btrfs")}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		// Never unlocked: the thread ends with this goroutine, its mount
-		// namespace and so every mount of the probe with it.
-		runtime.LockOSThread()
+	// With the thread go its mount namespace and so every mount of the probe.
+	_ = thread.Discard(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 			found[0] = refusal("making a mount namespace", err)
-			return
+			return nil
 		}
 		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 			found[0] = refusal("making mounts private", err)
-			return
+			return nil
 		}
 		found = storagePrivately(ctx, stateDir)
-	}()
-	<-done
+		return nil
+	})
 	return found
 }
 

@@ -13,10 +13,10 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"strings"
 	"unsafe"
 
+	"github.com/boxwood-rl/boxwood/internal/thread"
 	"golang.org/x/sys/unix"
 )
 
@@ -41,14 +41,12 @@ func Of(pid1 int) (out []string, err error) {
 		return nil, err
 	}
 	out = append(out, regexp.MustCompile(`Cpus_allowed:.*`).FindString(string(status)))
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // without an unlock: the thread ends with this function
+	err = thread.Discard(func() error {
 		found, err := inside(pid1)
 		out = append(out, found...)
-		done <- err
-	}()
-	return out, <-done
+		return err
+	})
+	return out, err
 }
 
 // lines of a file, each with its name before it, so that a difference is short.

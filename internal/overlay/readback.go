@@ -4,13 +4,13 @@ import (
 	"bufio"
 	"fmt"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/thread"
 )
 
 // Settings are the options that an overlay really has, by name: "redirect_dir",
@@ -43,18 +43,12 @@ func ReadBack(mount *os.File) (Settings, error) {
 			WithHint("attach the mount first")
 	}
 	defer unix.Close(clone)
-	type answer struct {
-		s   Settings
-		err error
-	}
-	ch := make(chan answer, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends here, with its namespace
-		s, err := readBack(clone)
-		ch <- answer{s, err}
-	}()
-	a := <-ch
-	return a.s, a.err
+	var s Settings
+	err = thread.Discard(func() (err error) {
+		s, err = readBack(clone)
+		return err
+	})
+	return s, err
 }
 
 func readBack(clone int) (Settings, error) {

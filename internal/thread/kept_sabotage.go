@@ -1,0 +1,5 @@
+//go:build sabotage_thread
+
+package thread
+
+const keepsFirst = false
