@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import tarfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -495,11 +496,13 @@ class FakeDaemon:
         state.mkdir()
         self.fake = Fake(state)
         self._server: grpc.Server | None = None
+        self._handlers = ThreadPoolExecutor(32)
 
     def start(self) -> FakeDaemon:
         limit = 16 << 20
+        self._handlers = ThreadPoolExecutor(32)
         self._server = grpc.server(
-            ThreadPoolExecutor(32),
+            self._handlers,
             options=[("grpc.max_receive_message_length", limit), ("grpc.max_send_message_length", limit)],
         )
         boxwood_pb2_grpc.add_BoxwoodServicer_to_server(self.fake, self._server)  # type: ignore[no-untyped-call]
@@ -511,5 +514,9 @@ class FakeDaemon:
         if self._server is not None:
             self._server.stop(0).wait(10)
             self._server = None
+            # The calls are over, their handlers may not be, and write to the state.
+            ending = threading.Thread(target=self._handlers.shutdown, daemon=True)
+            ending.start()
+            ending.join(30)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.socket)
