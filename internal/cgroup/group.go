@@ -388,8 +388,8 @@ func (g *Group) RemoveLeaves(keep string) {
 	}
 }
 
-// Remove removes the groups, whose processes must be gone: those of v1, which CRIU has joined, may take a moment longer
-// than the v2 group tells. Idempotent.
+// Remove removes the groups, whose processes must be gone. A thread of ours that joined those of v1 to start something
+// there may end a moment later, which the v2 group doesn't tell. Idempotent.
 func (g *Group) Remove() error {
 	for wait := time.Millisecond; ; wait *= 2 {
 		if err := g.remove(); !errors.Is(err, unix.EBUSY) || wait > time.Second {

@@ -63,8 +63,9 @@ var ErrCgo = fmt.Errorf("giving up capabilities: %w: the program is built with c
 
 // Drop gives up all but these, for every thread of the process and all that it will start. There is no way back.
 func Drop() error {
+	mask := Mask()
 	for c := range uint(63) {
-		if Mask()&(1<<c) != 0 {
+		if mask&(1<<c) != 0 {
 			continue
 		}
 		switch _, _, errno := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, uintptr(c), 0); errno {
@@ -80,7 +81,6 @@ func Drop() error {
 	if err := unix.Capget(&head, &sets[0]); err != nil {
 		return fmt.Errorf("reading capabilities: %w", err)
 	}
-	mask := Mask()
 	for i, half := range []uint32{uint32(mask), uint32(mask >> 32)} {
 		sets[i].Effective &= half
 		sets[i].Permitted &= half
