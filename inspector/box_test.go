@@ -1,6 +1,7 @@
 package inspector
 
 import (
+	"bytes"
 	"context"
 	"flag"
 	"fmt"
@@ -289,21 +290,44 @@ func (b *box) kill() {
 	}
 }
 
+// survivors waits, as a sandbox does, for those that the kernel is taking down.
 func (b *box) survivors() ([]Survivor, error) {
-	data, err := os.ReadFile(filepath.Join(b.cgroup, "cgroup.procs"))
-	if err != nil {
-		return nil, err
-	}
-	var out []Survivor
-	for _, f := range strings.Fields(string(data)) {
-		pid, err := strconv.Atoi(f)
+	for deadline := time.Now().Add(patience); ; {
+		data, err := os.ReadFile(filepath.Join(b.cgroup, "cgroup.procs"))
 		if err != nil {
 			return nil, err
 		}
-		cmdline, _ := os.ReadFile("/proc/" + f + "/cmdline")
-		out = append(out, Survivor{PID: pid, HostPID: pid, Cmdline: cmdline})
+		var out []Survivor
+		ending := false
+		for _, f := range strings.Fields(string(data)) {
+			pid, err := strconv.Atoi(f)
+			if err != nil {
+				return nil, err
+			}
+			cmdline, _ := os.ReadFile("/proc/" + f + "/cmdline")
+			ending = ending || exiting(f)
+			out = append(out, Survivor{PID: pid, HostPID: pid, Cmdline: cmdline})
+		}
+		if !ending || time.Now().After(deadline) {
+			return out, nil
+		}
 	}
-	return out, nil
+}
+
+// exiting reports whether the kernel has begun to take a process down.
+func exiting(pid string) bool {
+	const pfExiting = 0x4
+	stat, err := os.ReadFile("/proc/" + pid + "/stat")
+	if err != nil {
+		return true
+	}
+	_, after, _ := bytes.Cut(stat, []byte(") "))
+	fields := strings.Fields(string(after))
+	if len(fields) < 7 {
+		return true
+	}
+	flags, err := strconv.ParseUint(fields[6], 10, 64)
+	return err == nil && flags&pfExiting != 0
 }
 
 // turn runs a program in the box to its end, in fresh uts, ipc, net and mount

@@ -82,13 +82,17 @@ type TalkEnd struct {
 
 // The steps by which an exchange is stopped: an interrupt, then the end of what was
 // started since its beginning, then an interrupt for a shell that goes on, then the end of the session.
-//
-// The second interrupt waits until a shell that has nothing to go on with has said so: it drops
-// the line that the shell is at, and that may be the report.
 const (
 	interruptPatience = 500 * time.Millisecond
 	reportPatience    = 100 * time.Millisecond
 	childrenPatience  = 500 * time.Millisecond
+)
+
+// Each interrupt freezes its session for a moment, no longer than freezePatience. However many are asked for, the session
+// is heard in between, and goes on for nine tenths of the time.
+const (
+	interruptPause = 10 * time.Millisecond
+	freezePatience = 500 * time.Millisecond
 )
 
 // sessions is what a box knows of its own.
@@ -380,13 +384,53 @@ func (b *box) killChildren(ctx context.Context, s Session, spared map[int]bool) 
 		return b.orGone(err)
 	}
 	if err := cgroup.Freeze(ctx, dir); err != nil {
-		return b.orGone(err)
+		return b.orGone(errors.Join(err, cgroup.Thaw(dir)))
 	}
 	pids, err = others()
 	for _, pid := range pids { // frozen, so that no pid is another process's now
 		unix.Kill(pid, unix.SIGKILL)
 	}
 	return b.orGone(errors.Join(err, cgroup.Thaw(dir)))
+}
+
+// strike sends SIGINT to what runs in a session's foreground, and reports whether anything does.
+//
+// A shell that reads what it is told would lose a part of the line that it is at, and run the rest. Then its stdin is its
+// channel, and while it runs a command it is something else. It is looked at frozen: what it was doing, it takes
+// the signal before it reads on.
+func (b *box) strike(s Session) (bool, error) {
+	dir := b.sessionLeaf(s.Number)
+	limit, cancel := context.WithTimeout(context.Background(), freezePatience)
+	defer cancel()
+	err := cgroup.Freeze(limit, dir)
+	struck := false
+	if err == nil && !(strikesRunning && reads(s)) {
+		struck = interruptGroup(s)
+	}
+	if fault.Is(err, fault.Deadline) {
+		err = nil
+	}
+	return struck, b.orGone(errors.Join(err, cgroup.Thaw(dir)))
+}
+
+// reads reports whether a session is at what it is told.
+func reads(s Session) bool {
+	link, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/0", s.HostPID))
+	return err != nil || link == fmt.Sprintf("socket:[%d]", s.inodes[0])
+}
+
+// interruptGroup sends SIGINT to the process group in a session's foreground.
+func interruptGroup(s Session) bool {
+	group := s.HostPID
+	if s.TTY {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.HostPID))
+		fields := statFields(stat)
+		if err != nil || len(fields) < 6 {
+			return false
+		}
+		group, _ = strconv.Atoi(fields[5])
+	}
+	return group > 1 && unix.Kill(-group, unix.SIGINT) == nil
 }
 
 // talk is an exchange that pid 1 works on.
@@ -398,7 +442,8 @@ type talk struct {
 	end     TalkEnd
 	rest    []byte
 	keys    []byte
-	asked   chan struct{} // interrupts asked for
+	asked   chan struct{} // an interrupt, until it is sent
+	next    time.Time     // when it may be
 	stopped time.Time     // when the first step of stopping was taken; zero: it goes on
 	due     time.Time     // when the next one is
 	step    int
@@ -446,11 +491,9 @@ func (b *box) Talk(ctx context.Context, t Talk) (TalkEnd, error) {
 		b.sessions.mu.Lock()
 		b.sessions.talking = s.Name
 		b.sessions.interrupt = func() {
-			select {
-			case k.asked <- struct{}{}:
-			default:
+			if k.ask() {
+				wake()
 			}
-			wake()
 		}
 		b.sessions.mu.Unlock()
 		defer func() {
@@ -557,20 +600,30 @@ func (k *talk) say() error {
 			return err
 		}
 		k.keys = k.keys[n:]
+		if k.b.rec.Wire >= 3 {
+			return nil // it says when it wants more
+		}
 	}
 	return nil
+}
+
+// ask asks for an interrupt; false: one is asked for already.
+func (k *talk) ask() bool {
+	select {
+	case k.asked <- struct{}{}:
+		return true
+	default:
+		return false
+	}
 }
 
 // stop takes the next step, each time that the one before hasn't helped in its time. However many interrupts are asked for, they
 // neither put off a step nor bring one on.
 func (k *talk) stop(ctx context.Context) error {
-	select {
-	case <-k.asked:
-		k.end.Interrupted = true
-		if err := k.signal(unix.SIGINT); err != nil {
+	if len(k.asked) > 0 && !time.Now().Before(k.next) {
+		if err := k.strike(); err != nil {
 			return err
 		}
-	default:
 	}
 	now := time.Now()
 	switch {
@@ -594,9 +647,7 @@ func (k *talk) stop(ctx context.Context) error {
 	k.step++
 	switch k.step {
 	case 1:
-		k.end.Interrupted = true
-		k.wait(now.Add(interruptPatience))
-		return k.signal(unix.SIGINT)
+		return k.strikeAndWait(interruptPatience)
 	case 2:
 		k.end.Killed = true
 		limit, cancel := context.WithTimeout(context.Background(), childrenPatience)
@@ -607,8 +658,7 @@ func (k *talk) stop(ctx context.Context) error {
 		k.wait(time.Now().Add(reportPatience))
 		return nil
 	case 3: // it goes on with what comes next in its list
-		k.wait(now.Add(childrenPatience))
-		return k.signal(unix.SIGINT)
+		return k.strikeAndWait(childrenPatience)
 	}
 	if now.Sub(k.stopped) > interruptPatience+childrenPatience+reportPatience+childrenPatience+killPatience {
 		return errProtocol
@@ -617,18 +667,42 @@ func (k *talk) stop(ctx context.Context) error {
 	return cgroup.Kill(k.b.sessionLeaf(k.session.Number))
 }
 
-// wait has stop called at a time, or as soon as an interrupt is asked for.
+// strike sends an interrupt that is asked for, if something runs that it could hit.
+func (k *talk) strike() error {
+	begun := time.Now()
+	struck, err := k.b.strike(k.session)
+	if struck {
+		k.end.Interrupted = true
+		<-k.asked
+	}
+	took := time.Since(begun)
+	k.next = begun.Add(took + max(9*took, interruptPause))
+	return err
+}
+
+// strikeAndWait is a step: what is interrupted has its time from then on, however long that took on a busy host.
+func (k *talk) strikeAndWait(patience time.Duration) error {
+	k.ask()
+	err := k.strike()
+	k.wait(time.Now().Add(patience))
+	return err
+}
+
+// wait has stop called at a time, or as soon as an interrupt that is asked for may be sent.
 func (k *talk) wait(until time.Time) {
 	k.due = until
 	k.b.wire.SetReadDeadline(until)
-	if len(k.asked) > 0 { // by who set a deadline just before
-		k.b.wire.SetReadDeadline(time.Unix(1, 0))
+	// By who set a deadline just before, or again, as nothing ran that it could hit.
+	if len(k.asked) > 0 && (until.IsZero() || k.next.Before(until)) {
+		k.b.wire.SetReadDeadline(latest(k.next, time.Unix(1, 0)))
 	}
 }
 
-func (k *talk) signal(sig unix.Signal) error {
-	body := binary.LittleEndian.AppendUint32(nil, uint32(k.session.Number))
-	return k.b.wire.sendAs(k.id, opSignal, 0, binary.LittleEndian.AppendUint32(body, uint32(sig)))
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
 
 // house gives a session that was restored with everything else a group of its own. What it had

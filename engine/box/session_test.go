@@ -3,8 +3,11 @@ package box
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -330,11 +333,8 @@ func TestInterruptFromOutside(t *testing.T) {
 	}
 }
 
-// However fast interrupts come, a deadline ends what it is to end, and what isn't a command isn't disturbed.
-func TestInterruptsWithoutEnd(t *testing.T) {
-	h := openHost(t)
-	b := startBox(t, h)
-	openShell(t, b, SessionSpec{Name: "a"})
+// interrupting interrupts a session all the time, until what it returns is called.
+func interrupting(b *box, name string) (end func()) {
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
@@ -343,19 +343,83 @@ func TestInterruptsWithoutEnd(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				_, _ = b.Interrupt("a")
+				_, _ = b.Interrupt(name)
 			}
 		}
 	}()
-	defer func() { close(stop); <-stopped }()
-	r := say(t, b, "a", "trap '' INT; sleep 1000; :", func(k *Talk) { k.Deadline = time.Now().Add(50 * time.Millisecond) })
+	return func() { close(stop); <-stopped }
+}
+
+// However fast interrupts come, a deadline ends what it is to end, and what isn't a command isn't disturbed.
+func TestInterruptsWithoutEnd(t *testing.T) {
+	h := openHost(t)
+	b := startBox(t, h)
+	openShell(t, b, SessionSpec{Name: "a"})
+	say(t, b, "a", "trap '' INT")
+	defer interrupting(b, "a")()
+	r := say(t, b, "a", "sleep 1000; :", func(k *Talk) { k.Deadline = time.Now().Add(50 * time.Millisecond) })
 	if !r.TimedOut || !r.Interrupted || !r.Killed || r.Ended {
 		t.Errorf("a command that takes no interrupt: %+v", r)
 	}
 	for range 20 {
-		if r := say(t, b, "a", ":", func(k *Talk) { k.Changes = false }); r.Interrupted || r.status != 0 {
-			t.Errorf("what is no command was interrupted: %+v", r)
+		if r := say(t, b, "a", ":", func(k *Talk) { k.Changes = false }); r.Interrupted || r.Ended || r.status != 0 {
+			t.Fatalf("what is no command was interrupted: %+v", r)
 		}
+	}
+	// Much output in both directions meanwhile.
+	r = say(t, b, "a", "while :; do echo x; echo y >&2; done", func(k *Talk) { k.Deadline = time.Now().Add(200 * time.Millisecond) })
+	if !r.TimedOut || !r.Interrupted || len(r.out) < 1000 {
+		t.Errorf("a command that writes: %+v and %d bytes", r.TalkEnd, len(r.out))
+	}
+}
+
+// An interrupt meets what runs, and not the shell while it reads the next line: what is left of a line that is cut would be
+// run as another.
+func TestInterruptsCutNoLine(t *testing.T) {
+	h := openHost(t)
+	b := startBox(t, h)
+	for _, tty := range []bool{false, true} {
+		name := map[bool]string{false: "pipes", true: "terminal"}[tty]
+		openShell(t, b, SessionSpec{Name: name, TTY: tty})
+		end := sync.OnceFunc(interrupting(b, name))
+		defer end()
+		met := 0
+		for i := range 40 {
+			text := "v=" + strings.Repeat("x", 100*i) + "; echo begun; sleep 0.00" + strconv.Itoa(i%10) + "; echo \"${#v}\""
+			r := say(t, b, name, text)
+			out := strings.ReplaceAll(r.out, "\r\n", "\n")
+			whole := fmt.Sprintf("begun\n%d\n", 100*i)
+			if r.Ended || r.Killed || r.TimedOut || r.err != "" && strings.Trim(r.err, "\n") != "" {
+				t.Fatalf("%s: %+v %q %q", name, r.TalkEnd, out, r.err)
+			}
+			switch {
+			case r.Interrupted && r.status == 130 && strings.HasPrefix(whole, strings.TrimRight(strings.ReplaceAll(out, "^C", ""), "\n")):
+				met++
+			case r.status == 0 && strings.Trim(out, "\n") == strings.Trim(whole, "\n"):
+			default:
+				t.Fatalf("%s: %+v, status %d: %q %q", name, r.TalkEnd, r.status, out, r.err)
+			}
+		}
+		if met == 0 {
+			t.Errorf("%s: no command was interrupted", name)
+		}
+		end()
+	}
+}
+
+// Far more keys than a terminal holds, all of which it echoes.
+func TestManyKeys(t *testing.T) {
+	h := openHost(t)
+	b := startBox(t, h)
+	openShell(t, b, SessionSpec{Name: "a", TTY: true})
+	line := strings.Repeat("k", 99) + "\n"
+	keys := strings.Repeat(line, 20_000)
+	r := say(t, b, "a", "n=0; while read -r x && [ \"$x\" != end ]; do n=$((n+1)); [ $n -lt 20 ] || break; done; echo \"lines $n\"", func(k *Talk) {
+		k.Keys = []byte(keys)
+		k.Deadline = time.Now().Add(20 * time.Second)
+	})
+	if r.TimedOut || r.Ended || !strings.Contains(r.out, "lines 20") {
+		t.Errorf("%+v, %d bytes, at their end %q", r.TalkEnd, len(r.out), r.out[max(0, len(r.out)-100):])
 	}
 }
 

@@ -19,8 +19,9 @@ import (
 //
 //	1  records of boxes say no version
 //	2  they do
+//	3  the daemon interrupts sessions itself, and keys are typed as they are wanted
 const (
-	wireNow    = 2
+	wireNow    = 3
 	wireOldest = 1
 )
 
@@ -37,7 +38,7 @@ const (
 	opAttend
 	opLeave
 	opType
-	opSignal
+	_ // was a signal for a session
 	opSessions
 	opPart
 	opListen

@@ -416,9 +416,6 @@ static void handle(struct head h, char *body, size_t n, int *fds, int nfds)
 	case OP_TYPE:
 		why = type_keys(body, n);
 		break;
-	case OP_SIGNAL:
-		why = signal_session(body, n);
-		break;
 	case OP_SESSIONS:
 		list_sessions(h.id);
 		return;

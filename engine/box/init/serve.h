@@ -48,7 +48,6 @@ const char *open_session(uint32_t id, char *body, size_t n, const int *fds, int 
 const char *attend(uint32_t id, const char *body, size_t n);
 const char *leave(uint32_t id);
 const char *type_keys(const char *body, size_t n);
-const char *signal_session(const char *body, size_t n);
 void list_sessions(uint32_t id);
 void said(void);
 bool fencing(void);

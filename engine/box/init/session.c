@@ -19,9 +19,6 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 
-#ifndef TIOCSIG
-#define TIOCSIG _IOW('T', 0x36, int)
-#endif
 #ifndef TIOCGPTPEER
 #define TIOCGPTPEER _IO('T', 0x41)
 #endif
@@ -302,24 +299,7 @@ const char *type_keys(const char *body, size_t n)
 	for (ssize_t got; n > 0; body += got, n -= got)
 		if ((got = write(cmd.out[0].fd, body, n)) <= 0)
 			break; // the terminal is full: nobody reads
-	return NULL;
-}
-
-// signal_session: u32 number, u32 signal. What runs in the foreground gets it.
-const char *signal_session(const char *body, size_t n)
-{
-	uint32_t v[2];
-	if (n != sizeof v)
-		return "malformed request";
-	memcpy(v, body, sizeof v);
-	struct session *s = find(v[0]);
-	if (!s || v[1] < 1 || v[1] > 64)
-		return NULL;
-	int master = cmd.session == s ? cmd.out[0].fd : s->out[0];
-	if (!s->tty)
-		kill(-(pid_t)s->pid, v[1]);
-	else if (master >= 0)
-		ioctl(master, TIOCSIG, (unsigned long)v[1]);
+	cmd.in_wanted = true;
 	return NULL;
 }
 

@@ -38,8 +38,7 @@ enum op {
 	OP_OPEN = 7,     // struct session_head, struct exec_head, strings; fds: leaf
 	OP_ATTEND = 8,   // u32 number, u32 whether it counts as a command; then OP_STDIN says things to it
 	OP_LEAVE = 9,
-	OP_TYPE = 10,    // keys for the terminal of the session that is attended to
-	OP_SIGNAL = 11,  // u32 number, u32 signal: for what runs in its foreground
+	OP_TYPE = 10,    // keys for the terminal of the session that is attended to; R_WANT asks for more
 	OP_SESSIONS = 12,
 	OP_PART = 13,   // let go of all that is outside: the leaf, and after R_DONE the connection
 	OP_GUARD = 15,  // nursery: see guard.c; fds: cgroup.freeze, pipe, lock
@@ -55,7 +54,7 @@ enum kind {
 	R_ERROR = 4,   // text
 	R_STDOUT = 5,
 	R_STDERR = 6,
-	R_WANT = 7,    // the next OP_STDIN may come
+	R_WANT = 7,    // the next OP_STDIN or OP_TYPE may come
 	R_EXIT = 8,    // struct exit_body
 	R_HELLO = 9,   // u64 commands started, u32 leaf's number (0: the first), u32 enum leaf_state
 	R_DONE = 10,

@@ -1,0 +1,5 @@
+//go:build sabotage_strike
+
+package box
+
+const strikesRunning = false
