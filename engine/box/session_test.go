@@ -386,18 +386,18 @@ func TestInterruptsCutNoLine(t *testing.T) {
 		met := 0
 		for i := range 40 {
 			text := "v=" + strings.Repeat("x", 100*i) + "; echo begun; sleep 0.00" + strconv.Itoa(i%10) + "; echo \"${#v}\""
-			r := say(t, b, name, text)
+			r := say(t, b, name, text, func(k *Talk) { k.Deadline = time.Now().Add(8 * time.Second) })
 			out := strings.ReplaceAll(r.out, "\r\n", "\n")
 			whole := fmt.Sprintf("begun\n%d\n", 100*i)
 			if r.Ended || r.Killed || r.TimedOut || r.err != "" && strings.Trim(r.err, "\n") != "" {
-				t.Fatalf("%s: %+v %q %q", name, r.TalkEnd, out, r.err)
+				t.Fatalf("%s: %+v %q %.300q", name, r.TalkEnd, out, r.err)
 			}
 			switch {
 			case r.Interrupted && r.status == 130 && strings.HasPrefix(whole, strings.TrimRight(strings.ReplaceAll(out, "^C", ""), "\n")):
 				met++
 			case r.status == 0 && strings.Trim(out, "\n") == strings.Trim(whole, "\n"):
 			default:
-				t.Fatalf("%s: %+v, status %d: %q %q", name, r.TalkEnd, r.status, out, r.err)
+				t.Fatalf("%s: %+v, status %d: %q %.300q", name, r.TalkEnd, r.status, out, r.err)
 			}
 		}
 		if met == 0 {
