@@ -384,7 +384,7 @@ func (b *box) killChildren(ctx context.Context, s Session, spared map[int]bool) 
 		return b.orGone(err)
 	}
 	if err := cgroup.Freeze(ctx, dir); err != nil {
-		return b.orGone(errors.Join(err, cgroup.Thaw(dir)))
+		return b.orGone(err)
 	}
 	pids, err = others()
 	for _, pid := range pids { // frozen, so that no pid is another process's now

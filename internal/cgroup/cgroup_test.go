@@ -155,6 +155,59 @@ func TestGroup(t *testing.T) {
 	}
 }
 
+// A freeze that isn't reached in time is undone: what stayed frozen would stall whoever comes next.
+func TestAFreezeThatFailsIsUndone(t *testing.T) {
+	testenv.Require(t, testenv.Root)
+	r, err := OpenRoot(fmt.Sprintf("boxwood-test-%d-freeze", os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := r.Remove(); err != nil {
+			t.Error(err)
+		}
+	})
+	g, err := r.Make("5", 123456, Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { g.KillAll(context.Background()); g.Remove() })
+	leaf, kill, err := OpenLeaf(g.Run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(leaf)
+	defer unix.Close(kill)
+	// Too many that run for all of them to stop at once.
+	cmd := exec.Command("sh", "-c", "for i in 1 2 3 4 5 6 7; do (while :; do :; done) & done; echo; while :; do :; done")
+	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: leaf}
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	defer g.KillAll(context.Background())
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	late, stop := context.WithDeadline(context.Background(), time.Now().Add(-time.Second))
+	defer stop()
+	if err := Freeze(late, g.Dir); !fault.Is(err, fault.Deadline) {
+		t.Fatalf("freezing without any time: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	if err := Await(ctx, g.Dir, "frozen", 0); err != nil {
+		t.Error(err)
+	}
+	if set, err := os.ReadFile(g.Dir + "/cgroup.freeze"); err != nil || strings.TrimSpace(string(set)) != "0" {
+		t.Errorf("the group is told to be %q, %v", set, err)
+	}
+}
+
 func TestBadName(t *testing.T) {
 	for _, name := range []string{"", "/a", "a/../b", "a/", ".."} {
 		if _, err := OpenRoot(name); !fault.Is(err, fault.Invalid) {

@@ -292,12 +292,15 @@ func headless(pid int) bool {
 	return err == nil && name >= 0 && bytes.HasPrefix(stat[name:], []byte(") Z"))
 }
 
-// Freeze stops every process in a v2 group and below, and returns when they are.
+// Freeze stops every process in a v2 group and below, and returns when they are. If they aren't in time, none stays stopped.
 func Freeze(ctx context.Context, dir string) error {
 	if err := BeginFreeze(dir); err != nil {
 		return err
 	}
-	return Await(ctx, dir, "frozen", 1)
+	if err := Await(ctx, dir, "frozen", 1); err != nil {
+		return errors.Join(err, Thaw(dir))
+	}
+	return nil
 }
 
 // BeginFreeze is Freeze without the waiting.
