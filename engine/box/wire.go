@@ -92,9 +92,12 @@ var errProtocol = errors.New("malformed message from pid 1")
 
 // wire is a connection to the nursery or to a pid 1. One goroutine at a time
 // uses it, except for Close and SetReadDeadline.
+//
+// The other side reads within writeLimit, or is taken for stuck: a pid 1 does nothing that blocks.
 type wire struct {
-	f    *os.File
-	last uint32
+	f          *os.File
+	last       uint32
+	writeLimit time.Duration
 }
 
 func newWire(fd int) (*wire, error) {
@@ -102,7 +105,7 @@ func newWire(fd int) (*wire, error) {
 		unix.Close(fd)
 		return nil, err
 	}
-	return &wire{f: os.NewFile(uintptr(fd), "box")}, nil
+	return &wire{f: os.NewFile(uintptr(fd), "box"), writeLimit: stepLimit}, nil
 }
 
 func (w *wire) Close() error                      { return w.f.Close() }
@@ -143,10 +146,17 @@ func (w *wire) packet(head, body []byte, fds []int) error {
 		return err
 	}
 	var serr error
+	waits := false
 	err = rc.Write(func(fd uintptr) bool {
 		_, serr = unix.SendmsgBuffers(int(fd), [][]byte{head, body}, rights, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+		if serr == unix.EAGAIN && !waits {
+			waits = w.f.SetWriteDeadline(time.Now().Add(w.writeLimit)) == nil
+		}
 		return serr != unix.EAGAIN
 	})
+	if waits {
+		w.f.SetWriteDeadline(time.Time{})
+	}
 	if err != nil {
 		return err
 	}
