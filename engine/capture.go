@@ -24,7 +24,7 @@ const captureLimit = time.Minute
 func (e *Engine) submitCapture(s *sandbox, b *body, n *tree.Node) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	job := e.captures.Submit(sched.Shadow, func(ctx context.Context, queued time.Duration) error {
+	job := e.captures.Submit(sched.Work{Class: sched.Shadow, Tenant: string(s.tree)}, func(ctx context.Context, queued time.Duration) error {
 		defer func() {
 			e.mu.Lock()
 			delete(e.pending, n.ID)

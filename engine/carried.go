@@ -18,6 +18,7 @@ import (
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/internal/processor"
 	pb "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
+	"github.com/boxwood-rl/boxwood/sched"
 	"github.com/boxwood-rl/boxwood/tree"
 )
 
@@ -285,7 +286,7 @@ func (m *importer) try(ctx context.Context, c *received, s *incoming) error {
 	if err := failpoint.Hit("import trying"); err != nil {
 		return err
 	}
-	made, err := m.e.embody(ctx, &c.ck, s.record, ids.NewGeneration(), "", mergeLimits(m.tree.Defaults.Limits, m.e.cfg.Limits), nil)
+	made, err := m.e.embody(ctx, sched.Work{Class: sched.Fork, Tenant: string(m.tree.ID)}, &c.ck, s.record, ids.NewGeneration(), "", mergeLimits(m.tree.Defaults.Limits, m.e.cfg.Limits), nil)
 	switch {
 	case err == nil:
 		c.proven = true

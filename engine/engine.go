@@ -28,6 +28,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/boxwood-rl/boxwood/engine/box"
 	"github.com/boxwood-rl/boxwood/engine/criu"
 	"github.com/boxwood-rl/boxwood/engine/pool"
@@ -36,7 +38,6 @@ import (
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/sched"
 	"github.com/boxwood-rl/boxwood/tree"
-	"golang.org/x/sys/unix"
 )
 
 // Boxes starts sandboxes; *box.Host is the real one.
@@ -87,6 +88,9 @@ type Config struct {
 	Captures int
 	// Forks whose boxes are being made at once: 4.
 	Forks int
+	// ForkQueue is how many children may be on their way at once, those that wait included, of one tree half as many: 4096.
+	// A call that stands alone is always taken.
+	ForkQueue int
 	// DumpMemory bounds how many bytes of dumps are kept in memory: an eighth of the host's.
 	DumpMemory int64
 	// Audit is the share of turns whose verdict is compared with what really
@@ -121,6 +125,7 @@ func (c *Config) fill() {
 	num(&c.MaxSandboxes, 2000)
 	num(&c.Captures, 2)
 	num(&c.Forks, 4)
+	num(&c.ForkQueue, 4*MaxChildren)
 	if c.Limits == (tree.Limits{}) {
 		c.Limits = tree.Limits{MemoryBytes: 2 << 30, Pids: 512, CPUMillis: 0, DiskBytes: 4 << 30}
 	}
@@ -131,6 +136,10 @@ func (c *Config) fill() {
 
 // clonesAtOnce is as many as the pool has folders to make them in.
 const clonesAtOnce = 16
+
+// bodyQuantum is how far one tree may get ahead of another in the making of bodies for the sake of an earlier first child:
+// a few bodies' time.
+const bodyQuantum = 5 * time.Millisecond
 
 // Engine runs sandboxes and grows trees. Safe for concurrent use.
 type Engine struct {
@@ -146,8 +155,8 @@ type Engine struct {
 
 	captures  *sched.Runner
 	audits    audits
-	clones    chan struct{} // one token per clone being made: those under way share transactions
-	attaches  chan struct{} // one token per box being made
+	clones    *sched.Runner // clones being made: those under way share transactions
+	attaches  *sched.Runner // boxes being made
 	spares    *spares
 	trials    *trials
 	secrets   *secrets
@@ -189,10 +198,10 @@ func New(ctx context.Context, parts Parts, cfg Config) (*Engine, error) {
 	life, stop := context.WithCancel(context.WithoutCancel(ctx))
 	e := &Engine{
 		Parts: parts, cfg: cfg, log: cfg.Log, life: life, stop: stop,
-		captures:  sched.NewRunner(cfg.Captures),
-		removals:  sched.NewRunner(2),
-		clones:    make(chan struct{}, clonesAtOnce),
-		attaches:  make(chan struct{}, cfg.Forks),
+		captures:  sched.NewRunner(sched.Config{Slots: cfg.Captures}),
+		removals:  sched.NewRunner(sched.Config{Slots: 2}),
+		clones:    sched.NewRunner(sched.Config{Slots: clonesAtOnce, Quantum: bodyQuantum}),
+		attaches:  sched.NewRunner(sched.Config{Slots: cfg.Forks, Quantum: bodyQuantum, Bound: cfg.ForkQueue}),
 		sandboxes: map[ids.Sandbox]*sandbox{},
 		turns:     map[ids.Turn]*turn{},
 		pending:   map[ids.Node]*sched.Job{},
@@ -341,6 +350,8 @@ func (e *Engine) Close(ctx context.Context) error {
 	}
 	e.trials.close()
 	e.captures.Close()
+	e.clones.Close()
+	e.attaches.Close()
 	e.removals.Drain(ctx)
 	e.removals.Close()
 	e.recording.Wait()

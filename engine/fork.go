@@ -18,6 +18,7 @@ import (
 	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/sched"
 	"github.com/boxwood-rl/boxwood/tree"
 )
 
@@ -161,6 +162,12 @@ func (e *Engine) Fork(ctx context.Context, arrived time.Time, wants []Want, o Fo
 		}
 	}
 
+	leave, err := e.admit(points, wants)
+	if err != nil {
+		return err
+	}
+	defer leave()
+
 	e.trials.begun.Add(1)
 	e.spares.begin()
 	defer e.spares.end()
@@ -209,6 +216,29 @@ func (e *Engine) Fork(ctx context.Context, arrived time.Time, wants []Want, o Fo
 		return fault.New(fault.Unavailable, "min_ready", "%d of %d children became ready, %d were asked for at least", len(ready), total, o.MinReady)
 	}
 	return nil
+}
+
+// admit gives a call's children places in the line for bodies, or refuses them all with when to try again.
+func (e *Engine) admit(points []point, wants []Want) (leave func(), err error) {
+	of := map[ids.Tree]int{}
+	for i, p := range points {
+		of[p.tree.ID] += wants[i].Count
+	}
+	var places []func()
+	leave = func() {
+		for _, back := range places {
+			back()
+		}
+	}
+	for id, n := range of {
+		back, err := e.attaches.Admit(sched.Fork, string(id), n)
+		if err != nil {
+			leave()
+			return nil, fmt.Errorf("forking nodes of tree %s: %w", id, err)
+		}
+		places = append(places, back)
+	}
+	return leave, nil
 }
 
 // deliver brings a child into the world.
@@ -398,7 +428,8 @@ func (e *Engine) materialise(ctx context.Context, b *birth) error {
 	b.spare = nil
 	if made == nil {
 		var err error
-		if made, err = e.embody(ctx, b.point.checkpoint, b.point.state, b.rec.Generation, b.seed, b.rec.Limits, &b.row); err != nil {
+		w := sched.Work{Class: sched.Fork, Tenant: string(b.point.tree.ID), Rank: b.child}
+		if made, err = e.embody(ctx, w, b.point.checkpoint, b.point.state, b.rec.Generation, b.seed, b.rec.Limits, &b.row); err != nil {
 			return err
 		}
 	}
@@ -441,17 +472,22 @@ func (e *Engine) materialise(ctx context.Context, b *birth) error {
 // embody makes a body that nobody watches yet, and that stands at no checkpoint
 // of a tree yet: a clone, checked against its
 // seal, and a box with it as its root in which the processes of state run. row, if
-// any, is told how long that took.
-func (e *Engine) embody(ctx context.Context, ck *tree.Checkpoint, state *tree.ProcessState, gen ids.Generation, seed string, limits tree.Limits, row *stats.ForkRow) (_ *body, err error) {
-	if err := take(ctx, e.clones, ck.Node); err != nil {
-		return nil, err
-	}
-	began := time.Now()
-	upper, err := e.Pool.Clone(ctx, ck.Snapshot, ck.Seal, gen, limits.DiskBytes)
-	cloned := time.Now()
-	<-e.clones
+// any, is told how long that took. w is what the scheduler is told of it: whose it is, and whether somebody waits.
+func (e *Engine) embody(ctx context.Context, w sched.Work, ck *tree.Checkpoint, state *tree.ProcessState, gen ids.Generation, seed string, limits tree.Limits, row *stats.ForkRow) (_ *body, err error) {
+	w.Deadline, _ = ctx.Deadline()
+	var began, cloned time.Time
+	var upper *pool.Upper
+	err = inLine(ctx, e.clones, w, ck.Node, func() (err error) {
+		began = time.Now()
+		upper, err = e.Pool.Clone(ctx, ck.Snapshot, ck.Seal, gen, limits.DiskBytes)
+		cloned = time.Now()
+		if err != nil {
+			return fmt.Errorf("cloning the snapshot of node %s: %w", ck.Node, err)
+		}
+		return nil
+	})
 	if err != nil {
-		return nil, fmt.Errorf("cloning the snapshot of node %s: %w", ck.Node, err)
+		return nil, err
 	}
 	defer func() {
 		if err == nil {
@@ -467,16 +503,18 @@ func (e *Engine) embody(ctx context.Context, ck *tree.Checkpoint, state *tree.Pr
 	if err := alterClone(upper.Dir); err != nil {
 		return nil, err
 	}
-	if err := take(ctx, e.attaches, ck.Node); err != nil {
-		return nil, err
-	}
-	attaching := time.Now()
+	var attaching time.Time
 	id := identity(gen, seed, limits)
 	made := &body{gen: gen, hostname: id.Hostname, upper: upper, seed: seed, limits: limits}
-	err = e.startHalf(ctx, made, box.Root{Lower: upper.Layers, Upper: upper.Dir, Work: upper.Work}, id, state)
-	<-e.attaches
+	err = inLine(ctx, e.attaches, w, ck.Node, func() error {
+		attaching = time.Now()
+		if err := e.startHalf(ctx, made, box.Root{Lower: upper.Layers, Upper: upper.Dir, Work: upper.Work}, id, state); err != nil {
+			return fmt.Errorf("starting a box: %w", err)
+		}
+		return nil
+	})
 	if err != nil {
-		return nil, fmt.Errorf("starting a box: %w", err)
+		return nil, err
 	}
 	if err = e.compareFiles(ctx, made, ck); err != nil {
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
@@ -492,14 +530,18 @@ func (e *Engine) embody(ctx context.Context, ck *tree.Checkpoint, state *tree.Pr
 	return made, nil
 }
 
-// take waits for a token.
-func take(ctx context.Context, tokens chan struct{}, node ids.Node) error {
-	select {
-	case tokens <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return fault.New(fault.Deadline, "fork_deadline", "forking node %s: %w", node, context.Cause(ctx))
+// inLine does a part of a body's making when its turn has come.
+func inLine(ctx context.Context, line *sched.Runner, w sched.Work, node ids.Node, do func() error) error {
+	release, err := line.Acquire(ctx, w)
+	switch {
+	case err == nil:
+	case fault.Is(err, fault.Unavailable):
+		return err
+	default:
+		return fault.New(fault.Deadline, "fork_deadline", "forking node %s: %w", node, err)
 	}
+	defer release() // by a panic, too
+	return do()
 }
 
 // watch begins the epoch of a box that is as ck says. restored: its processes are there

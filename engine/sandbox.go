@@ -43,6 +43,7 @@ type sandbox struct {
 	capture    *sched.Job // pending or running capture of head
 	leaseUntil time.Time
 	gone       bool
+	rested     time.Time // when its last turn was over; zero: it has had none
 }
 
 // body is one materialised generation: file state, processes, and the watch
@@ -160,6 +161,13 @@ func (s *sandbox) ruin(e *Engine) {
 	for _, id := range left {
 		e.withhold(id, "capture lost: a defect in the daemon ended its sandbox")
 	}
+}
+
+// lastTurn is when the last turn was over: since then the model has been thinking.
+func (s *sandbox) lastTurn() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.rested
 }
 
 func (s *sandbox) renew(lease time.Duration) {
@@ -374,7 +382,7 @@ func (e *Engine) drop(ctx context.Context, s *sandbox, why string) error {
 func (e *Engine) bury(b *body) { e.buryLater(b, time.Second) }
 
 func (e *Engine) buryLater(b *body, again time.Duration) {
-	e.removals.Submit(sched.Shadow, func(ctx context.Context, _ time.Duration) error {
+	e.removals.Submit(sched.Work{Class: sched.Prune}, func(ctx context.Context, _ time.Duration) error {
 		err := e.tearDown(context.WithoutCancel(ctx), b)
 		if err != nil {
 			e.log.Error("ending a box", "generation", b.gen, "error", err, "again_in", again)

@@ -523,7 +523,7 @@ func (e *Engine) removeCondemned(ctx context.Context) {
 	defer func() {
 		if left && e.condemned.CompareAndSwap(false, true) {
 			e.later(removeAgain, func() {
-				e.removals.Submit(sched.Shadow, func(ctx context.Context, _ time.Duration) error {
+				e.removals.Submit(sched.Work{Class: sched.Prune}, func(ctx context.Context, _ time.Duration) error {
 					e.condemned.Store(false)
 					e.removeCondemned(ctx)
 					return nil

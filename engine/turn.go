@@ -101,9 +101,13 @@ func (e *Engine) begin(ctx context.Context, id ids.Sandbox, wait time.Duration) 
 	if err != nil {
 		return nil, err
 	}
+	arrived := time.Now()
 	exposed, err := s.acquire(ctx, wait)
 	if err != nil {
 		return nil, err
+	}
+	if rested := s.lastTurn(); !rested.IsZero() {
+		e.captures.Waited(string(s.tree), arrived.Sub(rested))
 	}
 	return e.open(ctx, s, exposed, s.releaseSlot)
 }
@@ -521,7 +525,7 @@ func (t *turn) leave() {
 
 func (t *turn) forget() {
 	t.s.mu.Lock()
-	t.s.turn = nil
+	t.s.turn, t.s.rested = nil, time.Now()
 	t.s.mu.Unlock()
 	t.e.mu.Lock()
 	delete(t.e.turns, t.id)
