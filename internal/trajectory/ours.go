@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -37,47 +38,80 @@ type Line struct {
 	ExpectStdout *string `json:"expect_stdout,omitempty"`
 }
 
-func isOurs(data []byte) bool {
-	first, _, _ := bytes.Cut(data, []byte("\n"))
+func isOurs(first []byte) bool {
 	var h header
 	return json.Unmarshal(first, &h) == nil && strings.HasPrefix(h.Format, "boxwood-trajectory-")
 }
 
-func readOurs(data []byte) (*Trajectory, error) {
-	t := &Trajectory{Format: formatName}
-	for i, line := range bytes.Split(data, []byte("\n")) {
-		if line = bytes.TrimSpace(line); len(line) == 0 {
-			continue
-		}
-		if i == 0 {
+func readOurs(f io.ReadSeeker, at int64, t *Trajectory) error {
+	t.Format = formatName
+	return eachLine(f, at, func(i int, line []byte) error {
+		if i == 1 {
 			var h header
 			if err := strict(line, &h); err != nil {
-				return nil, fmt.Errorf("line 1: %w", err)
+				return err
 			}
 			if h.Format != formatName {
-				return nil, fmt.Errorf("line 1: format %q is newer than this program, which knows %q", h.Format, formatName)
+				return errorf("format %q is newer than this program, which knows %q", h.Format, formatName)
 			}
 			t.Start = h.Start
-			continue
+			return nil
 		}
 		var l Line
 		if err := strict(line, &l); err != nil {
-			return nil, fmt.Errorf("line %d: %w", i+1, err)
+			return err
 		}
 		if l.Command == "" {
-			return nil, fmt.Errorf("line %d: field command is missing", i+1)
+			return errorf("field command is missing")
 		}
-		t.Events = append(t.Events, Event{
+		return t.add(Event{
 			Step: len(t.Events) + 1, Tool: "bash", Command: l.Command, Cwd: l.Cwd, ExitCode: l.ExpectExit, Output: l.ExpectStdout,
 		})
+	})
+}
+
+// eachLine walks the lines of a file that aren't blank; i counts all, from 1.
+// An error names the line.
+func eachLine(f io.ReadSeeker, at int64, each func(i int, line []byte) error) error {
+	if _, err := f.Seek(at, io.SeekStart); err != nil {
+		return err
 	}
-	return t, nil
+	src := &source{r: f, limit: math.MaxInt64}
+	in := bufio.NewScanner(src)
+	in.Buffer(nil, maxValue)
+	i := 0
+	for in.Scan() {
+		i++
+		line := bytes.TrimSpace(in.Bytes())
+		if len(line) == 0 {
+			continue
+		}
+		if err := each(i, line); err != nil {
+			if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
+				err = errorf("the line ends in the middle of a value")
+			}
+			return fmt.Errorf("line %d: %w", i, err)
+		}
+	}
+	err := in.Err()
+	if errors.Is(err, bufio.ErrTooLong) {
+		err = errTooLarge
+	}
+	if err != nil {
+		return fmt.Errorf("line %d: %w", i+1, err)
+	}
+	return nil
 }
 
 func strict(data []byte, into any) error {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()
-	return d.Decode(into)
+	err := d.Decode(into)
+	var wrong *json.UnmarshalTypeError
+	if errors.As(err, &wrong) {
+		return errorf("field %s must not be a %s", wrong.Field, wrong.Value)
+	}
+	return err
 }
 
 // Write writes our format.
@@ -126,7 +160,7 @@ func OpenStart(path string) (*Start, error) {
 	}
 	var s Start
 	if err := strict(data, &s); err != nil {
-		return bad(where(data, err))
+		return bad(err)
 	}
 	root, err := os.OpenRoot(filepath.Dir(path))
 	if err != nil {

@@ -2,55 +2,69 @@
 // programs, into one kind of event, so that they can be run again.
 //
 // It promises that nothing is dropped silently: an action that can't be run
-// again is an event with the reason in Skip, and a file that isn't understood
-// is an error that names the file, the step and the field.
+// again is an event with the reason in Skip, records that are no actions are
+// counted in Other, and a file that isn't understood is an error that names
+// the file, the step and the field. Files are walked, not held: what is kept
+// of one is bounded, however large it is.
 //
-// A reader for a further format is a function and a line in readers.
+// A reader for a further format is a file and a line in formats.
 package trajectory
 
 import (
-	"bytes"
 	"encoding/json"
-	"fmt"
-	"io"
-	"os"
+	"iter"
 	"path/filepath"
 	"strings"
+	"time"
+	"unicode/utf8"
 
 	"github.com/boxwood-rl/boxwood/internal/fault"
 )
-
-// MaxFile is the size of the largest file that is read; all formats but ours
-// are one JSON value, which is held in memory.
-const MaxFile = 256 << 20
 
 // Event is one action of an agent and what it observed.
 type Event struct {
 	// Step is its place in the file, from 1, counted as the format does.
 	Step int
+	// File it is from, if the trajectory goes on in further ones.
+	File string
 	// Tool that the agent used: "bash", "str_replace_editor" ...
 	Tool string
 	// Command is a line for bash; empty if Skip says why there is none.
 	Command string
+	// Keystrokes as they were typed, where the format has those.
+	Keystrokes string
 	// Cwd it ran in; empty: the start state's.
 	Cwd string
 	// Skip is why it can't be run again; empty: it can.
 	Skip string
+	// Copied says that it is the copy of an event of an earlier file.
+	Copied bool
 	// ExitCode as recorded; nil: the format doesn't tell.
 	ExitCode *int
 	// Output as recorded; nil: the format doesn't tell.
 	Output *string
 	// Merged says that Output has standard error mixed in.
 	Merged bool
+	// At is when it began, after the start of the recording; 0: not told.
+	At time.Duration
+	// Took is how long it ran or, of keystrokes, was waited for; 0: not told.
+	Took time.Duration
 }
 
 // Trajectory is one recorded rollout.
 type Trajectory struct {
+	// Name tells the trajectories of a file or folder apart.
+	Name   string
 	Format string
 	Events []Event
+	// Other counts records that are no actions of the agent, by kind.
+	Other map[string]int
 	// Start is the manifest of the state it began in, relative to the file; only
 	// our format names one.
 	Start string
+	// continued is the file that it goes on in.
+	continued string
+	held      int
 }
 
 // Skipped counts the events that can't be run again, by reason.
@@ -64,115 +78,99 @@ func (t *Trajectory) Skipped() map[string]int {
 	return reasons
 }
 
-// reader turns a decoded JSON value of its format into events. detect must say
-// no to every other format.
-type reader struct {
-	name   string
-	detect func(shape) bool
-	read   func(data []byte) (*Trajectory, error)
+// Limits of what is kept of one trajectory. Past maxHeld, outputs are left
+// out: a turn is still run, but compared by less.
+const (
+	maxOutput   = 4 << 20
+	maxHeld     = 256 << 20
+	maxCommands = 512 << 20
+)
+
+var errTooMuch = fault.New(fault.Unsupported, "trajectory_too_large", "its commands are larger than %d MiB in all", maxCommands>>20)
+
+func (e *Event) skip(reason string) {
+	e.Skip, e.Command, e.Output, e.ExitCode = reason, "", nil, nil
 }
 
-var readers = []reader{
-	{"swe-agent", func(s shape) bool { return s.has("trajectory") }, readSWEAgent},
-	{"mini-swe-agent", func(s shape) bool {
-		return s.has("messages") || s.elements && s.has("role") && s.has("content")
-	}, readMini},
-	{"atif", func(s shape) bool { return s.has("schema_version") && s.has("steps") }, readATIF},
-	{"openhands", func(s shape) bool { return s.elements && s.has("id") && s.has("source") }, readOpenHands},
+// add gives an event to a trajectory.
+func (t *Trajectory) add(e Event) error {
+	switch {
+	case e.Skip != "":
+		e.skip(e.Skip)
+	case strings.TrimSpace(e.Command) == "":
+		e.skip("an empty command")
+	case strings.ContainsRune(e.Command, 0):
+		e.skip("a command with a zero byte")
+	case strings.ContainsRune(e.Command, utf8.RuneError):
+		e.skip("a command that lost bytes when it was recorded")
+	}
+	t.held += len(e.Command) + len(e.Keystrokes)
+	if t.held > maxCommands {
+		return errTooMuch
+	}
+	t.Events = append(t.Events, e)
+	t.observe(len(t.Events)-1, e.ExitCode, e.Output)
+	return nil
 }
 
-// shape is what formats are told apart by: the members of the object, or of
-// the first object of a list.
-type shape struct {
-	elements bool
-	members  map[string]json.RawMessage
-}
-
-func (s shape) has(member string) bool { _, ok := s.members[member]; return ok }
-
-func shapeOf(data []byte) (s shape, err error) {
-	if bytes.HasPrefix(data, []byte("[")) {
-		var list []json.RawMessage
-		if err := json.Unmarshal(data, &list); err != nil {
-			return s, err
-		}
-		s.elements = true
-		if len(list) > 0 {
-			_ = json.Unmarshal(list[0], &s.members) // not an object: no format has that
-		}
-		return s, nil
+// observe gives what was recorded to an event that runs again.
+func (t *Trajectory) observe(event int, exit *int, output *string) {
+	e := &t.Events[event]
+	if e.Skip != "" {
+		return
 	}
-	return s, json.Unmarshal(data, &s.members)
-}
-
-// Open reads a file. Its format is found from its content.
-func Open(path string) (*Trajectory, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, fault.New(fault.NotFound, "no_trajectory", "opening the trajectory: %w", err)
-	}
-	defer f.Close()
-	return Read(filepath.Base(path), f)
-}
-
-// Read is Open for a file that is open already; name is for messages.
-func Read(name string, r io.Reader) (*Trajectory, error) {
-	data, err := io.ReadAll(io.LimitReader(r, MaxFile+1))
-	if err != nil {
-		return nil, fault.New(fault.Invalid, "bad_trajectory", "reading %s: %w", name, err)
-	}
-	bad := func(err error) error {
-		return fault.New(fault.Invalid, "bad_trajectory", "reading %s: %w", name, err)
-	}
-	if len(data) > MaxFile {
-		return nil, bad(fmt.Errorf("it is larger than %d MiB", MaxFile>>20))
-	}
-	data = bytes.TrimSpace(bytes.TrimPrefix(data, []byte("\xef\xbb\xbf")))
-	if len(data) == 0 {
-		return nil, bad(fmt.Errorf("it is empty"))
-	}
-	if isOurs(data) {
-		t, err := readOurs(data)
-		if err != nil {
-			return nil, bad(err)
-		}
-		return t, nil
-	}
-	s, err := shapeOf(data)
-	if err != nil {
-		return nil, bad(where(data, err))
-	}
-	for _, known := range readers {
-		if !known.detect(s) {
-			continue
-		}
-		t, err := known.read(data)
-		if err != nil {
-			return nil, bad(fmt.Errorf("as %s: %w", known.name, where(data, err)))
-		}
-		t.Format = known.name
-		return t, nil
-	}
-	return nil, fault.New(fault.Unsupported, "unknown_trajectory", "%s has no format that is known", name).
-		WithHint("known are %s, SWE-agent, mini-swe-agent, ATIF and OpenHands (V0) files", formatName)
-}
-
-// where adds the line to a JSON error.
-func where(data []byte, err error) error {
-	var offset int64
-	switch e := err.(type) {
-	case *json.SyntaxError:
-		offset = e.Offset
-	case *json.UnmarshalTypeError:
-		offset = e.Offset
-		if e.Field != "" {
-			err = fmt.Errorf("field %s must not be a %s", e.Field, e.Value)
-		}
+	e.ExitCode, e.Output = exit, nil
+	switch {
+	case output == nil:
+	case len(*output) > maxOutput || t.held+len(*output) > maxHeld:
+		t.other("output too large to compare")
 	default:
-		return err
+		text := strings.Clone(*output)
+		e.Output, e.Merged = &text, t.Format != formatName
+		t.held += len(text)
 	}
-	line := 1 + bytes.Count(data[:min(int(offset), len(data))], []byte("\n"))
-	return fmt.Errorf("line %d: %w", line, err)
+}
+
+func (t *Trajectory) other(kind string) {
+	if t.Other == nil {
+		t.Other = map[string]int{}
+	}
+	t.Other[kind]++
+}
+
+// All reads the trajectories of a path: of a file, of its rows, or of a folder
+// of jobs. An error is one item's; the others follow.
+func All(path string) iter.Seq2[*Trajectory, error] {
+	return func(yield func(*Trajectory, error) bool) { open(path, yield) }
+}
+
+// Open reads a path that has one trajectory.
+func Open(path string) (only *Trajectory, err error) {
+	for t, err := range All(path) {
+		if err != nil {
+			return nil, err
+		}
+		if only != nil {
+			return nil, fault.New(fault.Invalid, "several_trajectories", "%s has several trajectories", filepath.Base(path))
+		}
+		only = t
+	}
+	if only == nil {
+		return nil, bad(filepath.Base(path), "it has no trajectory")
+	}
+	return only, nil
+}
+
+func bad(name, format string, args ...any) error {
+	return fault.New(fault.Invalid, "bad_trajectory", "reading %s: "+format, append([]any{name}, args...)...)
+}
+
+func words(s string) map[string]bool {
+	set := map[string]bool{}
+	for _, w := range strings.Fields(s) {
+		set[w] = true
+	}
+	return set
 }
 
 // content is text that formats write as a string or as a list of parts.
@@ -197,5 +195,20 @@ func (c *content) UnmarshalJSON(data []byte) error {
 		b.WriteString(p.Text)
 	}
 	*c = content(b.String())
+	return nil
+}
+
+// truth is a bool that some writers put in quotes.
+type truth bool
+
+func (b *truth) UnmarshalJSON(data []byte) error {
+	switch strings.ToLower(strings.Trim(string(data), `"`)) {
+	case "true":
+		*b = true
+	case "false", "null", "":
+		*b = false
+	default:
+		return &json.UnmarshalTypeError{Value: "text " + string(data)}
+	}
 	return nil
 }
