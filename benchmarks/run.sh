@@ -2,7 +2,7 @@
 # run.sh NAME: measures a claim beside its baseline on a daemon of its own and
 # prints JSON lines {"bench","metric","value","unit","n","conditions"} on standard
 # output, everything else on standard error. LONG=1 is the thorough form.
-# Names: fork, turn, client, capture, isolation, learning, inspector, tree. Needs root. A plot goes to benchmarks/out/ where
+# Names: fork, turn, client, capture, isolation, learning, inspector, tree, sched-sim. Needs root. A plot goes to benchmarks/out/ where
 # matplotlib is (learning draws its own).
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -12,8 +12,9 @@ case $name in
 fork | turn | client | capture | isolation | learning) ;;
 inspector) exec "$here/inspector.sh" ;; # it needs no daemon
 tree) exec "$here/tree.sh" ;;           # nor does this
+sched-sim) exec "$here/sched-sim.sh" ;; # nor this, which simulates
 *)
-  echo "usage: run.sh fork|turn|client|capture|isolation|learning|inspector|tree" >&2
+  echo "usage: run.sh fork|turn|client|capture|isolation|learning|inspector|tree|sched-sim" >&2
   exit 2
   ;;
 esac
