@@ -14,6 +14,7 @@ import (
 	"github.com/boxwood-rl/boxwood/engine/shell"
 	"github.com/boxwood-rl/boxwood/internal/cgroup"
 	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/testenv"
 )
 
 // openShell opens a session with a bash that has been greeted.
@@ -69,8 +70,6 @@ func say(t testing.TB, b *box, name, text string, change ...func(*Talk)) said {
 	}
 	return said{end, out.String(), errs.String(), r.Status}
 }
-
-func soon(k *Talk) { k.Deadline = time.Now().Add(200 * time.Millisecond) }
 
 // Whatever a command is or prints, its end and its status are its own.
 func TestSessionCommands(t *testing.T) {
@@ -148,16 +147,28 @@ func TestSessionDeadlines(t *testing.T) {
 			name, text           string
 			killed, ended, after bool
 		}{
-			{"sleep", "sleep 100; echo after", false, false, false},
-			{"loop of builtins", "while :; do :; done; echo after", false, false, false},
-			{"child that ignores interrupts", "bash -c 'trap \"\" INT; while :; do sleep 1; done'; echo after", true, false, true},
-			{"shell that ignores them, too", "trap '' INT; while :; do :; done", true, true, false},
-			{"trap that goes on", "trap 'echo no' INT; while :; do :; done", true, true, false},
+			{"sleep", "echo begun; sleep 100; echo after", false, false, false},
+			{"loop of builtins", "echo begun; while :; do :; done; echo after", false, false, false},
+			{"child that ignores interrupts", "bash -c 'trap \"\" INT; echo begun; while :; do sleep 1; done'; echo after", true, false, true},
+			{"shell that ignores them, too", "trap '' INT; echo begun; while :; do :; done", true, true, false},
+			{"trap that goes on", "trap 'echo no' INT; echo begun; while :; do :; done", true, true, false},
 		} {
 			t.Run(kind.name+"/"+c.name, func(t *testing.T) {
-				openShell(t, b, SessionSpec{Name: "s", TTY: kind.tty})
-				say(t, b, "s", "y=1")
-				r := say(t, b, "s", c.text, soon)
+				var r said
+				testenv.Reach(t, 200*time.Millisecond, func(within time.Duration) bool {
+					openShell(t, b, SessionSpec{Name: "s", TTY: kind.tty})
+					say(t, b, "s", "y=1")
+					r = say(t, b, "s", c.text, func(k *Talk) { k.Deadline = time.Now().Add(within) })
+					if strings.HasPrefix(r.out, "begun") {
+						return true
+					}
+					if !r.Ended {
+						if err := b.CloseSession(context.Background(), "s"); err != nil {
+							t.Fatal(err)
+						}
+					}
+					return false
+				})
 				if !r.TimedOut || !r.Interrupted || r.Killed != c.killed || r.Ended != c.ended {
 					t.Errorf("%+v", r.TalkEnd)
 				}
@@ -354,23 +365,41 @@ func interrupting(b *box, name string) (end func()) {
 func TestInterruptsWithoutEnd(t *testing.T) {
 	h := openHost(t)
 	b := startBox(t, h)
-	openShell(t, b, SessionSpec{Name: "a"})
-	say(t, b, "a", "trap '' INT")
-	defer interrupting(b, "a")()
-	r := say(t, b, "a", "sleep 1000; :", func(k *Talk) { k.Deadline = time.Now().Add(50 * time.Millisecond) })
-	if !r.TimedOut || !r.Interrupted || !r.Killed || r.Ended {
-		t.Errorf("a command that takes no interrupt: %+v", r)
+	ignoring := func(name string) (end func()) {
+		openShell(t, b, SessionSpec{Name: name})
+		say(t, b, name, "trap '' INT")
+		return interrupting(b, name)
 	}
+	end := sync.OnceFunc(ignoring("a"))
+	defer end()
+	testenv.Reach(t, 50*time.Millisecond, func(within time.Duration) bool {
+		r := say(t, b, "a", "echo begun; sleep 1000; :", func(k *Talk) { k.Deadline = time.Now().Add(within) })
+		begun := r.out != ""
+		if !r.TimedOut || r.Ended || begun && !(r.Interrupted && r.Killed) {
+			t.Fatalf("a command that takes no interrupt: %+v", r)
+		}
+		return begun
+	})
 	for range 20 {
 		if r := say(t, b, "a", ":", func(k *Talk) { k.Changes = false }); r.Interrupted || r.Ended || r.status != 0 {
 			t.Fatalf("what is no command was interrupted: %+v", r)
 		}
 	}
+	end()
 	// Much output in both directions meanwhile.
-	r = say(t, b, "a", "while :; do echo x; echo y >&2; done", func(k *Talk) { k.Deadline = time.Now().Add(200 * time.Millisecond) })
-	if !r.TimedOut || !r.Interrupted || len(r.out) < 1000 {
-		t.Errorf("a command that writes: %+v and %d bytes", r.TalkEnd, len(r.out))
-	}
+	testenv.Reach(t, 200*time.Millisecond, func(within time.Duration) bool {
+		defer ignoring("b")()
+		r := say(t, b, "b", "while :; do echo x; echo y >&2; done", func(k *Talk) { k.Deadline = time.Now().Add(within) })
+		if !r.TimedOut || r.out != "" && !r.Interrupted {
+			t.Fatalf("a command that writes: %+v and %d bytes", r.TalkEnd, len(r.out))
+		}
+		if !r.Ended {
+			if err := b.CloseSession(context.Background(), "b"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return len(r.out) >= 1000
+	})
 }
 
 // An interrupt meets what runs, and not the shell while it reads the next line: what is left of a line that is cut would be

@@ -154,7 +154,8 @@ func (d *daemon) sandboxes(t testing.TB, tree string) []*boxwoodv1.Sandbox {
 // sandbox: neither a cancel nor a turn's deadline nor a release.
 func TestStalledTransfersYield(t *testing.T) {
 	d := running(t)
-	upload := func(t *testing.T, sb *boxwoodv1.Sandbox, turn string) {
+	begin := func(t *testing.T, sb *boxwoodv1.Sandbox, turn string) {
+		t.Helper()
 		up, err := d.client.Upload(ctx(t))
 		if err == nil {
 			err = up.Send(&boxwoodv1.UploadRequest{Part: &boxwoodv1.UploadRequest_Start{Start: &boxwoodv1.UploadStart{SandboxId: sb.GetId(), TurnId: turn, Path: "/up"}}})
@@ -162,7 +163,12 @@ func TestStalledTransfersYield(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		until(t, "the upload begins", func() bool { return d.sandboxes(t, sb.GetTreeId())[0].GetBusy() })
+	}
+	busy := func(t *testing.T, sb *boxwoodv1.Sandbox) bool { return d.sandboxes(t, sb.GetTreeId())[0].GetBusy() }
+	upload := func(t *testing.T, sb *boxwoodv1.Sandbox) {
+		t.Helper()
+		begin(t, sb, "")
+		until(t, "the upload begins", func() bool { return busy(t, sb) })
 	}
 	release := func(t *testing.T, sb *boxwoodv1.Sandbox) {
 		t.Helper()
@@ -174,7 +180,7 @@ func TestStalledTransfersYield(t *testing.T) {
 	}
 	t.Run("cancelled upload", func(t *testing.T) {
 		_, sb := d.newTree(t)
-		upload(t, sb, "")
+		upload(t, sb)
 		if r, err := d.client.CancelTurn(ctx(t), &boxwoodv1.CancelTurnRequest{SandboxId: sb.GetId()}); err != nil || !r.GetWasRunning() {
 			t.Fatal(r, err)
 		}
@@ -184,16 +190,20 @@ func TestStalledTransfersYield(t *testing.T) {
 	})
 	t.Run("upload past the turn's deadline", func(t *testing.T) {
 		_, sb := d.newTree(t)
-		turn, err := d.client.BeginTurn(ctx(t), &boxwoodv1.BeginTurnRequest{SandboxId: sb.GetId(), DeadlineNs: int64(300 * time.Millisecond)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		upload(t, sb, turn.GetTurnId())
-		until(t, "the turn ends", func() bool { return !d.sandboxes(t, sb.GetTreeId())[0].GetBusy() })
+		testenv.Reach(t, 300*time.Millisecond, func(within time.Duration) bool {
+			turn, err := d.client.BeginTurn(ctx(t), &boxwoodv1.BeginTurnRequest{SandboxId: sb.GetId(), DeadlineNs: int64(within)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			begin(t, sb, turn.GetTurnId())
+			begun := busy(t, sb)
+			until(t, "the turn ends", func() bool { return !busy(t, sb) })
+			return begun
+		})
 	})
 	t.Run("upload while released", func(t *testing.T) {
 		_, sb := d.newTree(t)
-		upload(t, sb, "")
+		upload(t, sb)
 		release(t, sb)
 	})
 	t.Run("download while released", func(t *testing.T) {
@@ -213,7 +223,7 @@ func TestStalledTransfersYield(t *testing.T) {
 		if _, err := d.client.BeginTurn(ctx(t), &boxwoodv1.BeginTurnRequest{SandboxId: sb.GetId(), DeadlineNs: 1}); err != nil {
 			t.Fatal(err)
 		}
-		until(t, "the turn ends", func() bool { return !d.sandboxes(t, sb.GetTreeId())[0].GetBusy() })
+		until(t, "the turn ends", func() bool { return !busy(t, sb) })
 		d.ok(t, sb.GetId(), "true")
 	})
 }

@@ -95,7 +95,7 @@ func TestNewAttemptEndsTheOld(t *testing.T) {
 	if after := d.listNodes(t, made.GetTree().GetId()); after != before {
 		t.Fatalf("late calls changed\n%s\nto\n%s", before, after)
 	}
-	for said, want := range map[string]string{run: "bad_run", run + "/x": "bad_run", run + "/9": "no_such_attempt", "nobody/1": "run_not_found"} {
+	for said, want := range map[string]string{run: "bad_run", run + "/x": "bad_run", fmt.Sprintf("%s/%d", run, second.GetAttempt()+1): "no_such_attempt", "nobody/1": "run_not_found"} {
 		_, err := d.client.GetInfo(metadata.AppendToOutgoingContext(ctx(t), runHeader, said), &boxwoodv1.GetInfoRequest{})
 		if reason(err) != want {
 			t.Errorf("a call of run %q: %v, want %s", said, err, want)

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
 )
 
 // Need is one capability; it returns why it is missing, or "".
@@ -25,6 +26,18 @@ func Require(t testing.TB, needs ...Need) {
 			t.Fatalf("this host must have it (BOXWOOD_REQUIRE=all): %s", why)
 		}
 		t.Skip(why)
+	}
+}
+
+// Reach tries with more and more time, from first on, until try says that what it
+// ran got as far as the test is about. How far a command gets by a deadline is up to
+// the machine; that it got there isn't.
+func Reach(t testing.TB, first time.Duration, try func(within time.Duration) bool) {
+	t.Helper()
+	for within := first; !try(within); within *= 3 {
+		if within > 20*time.Second {
+			t.Fatalf("not even within %v did it get so far", within)
+		}
 	}
 }
 
