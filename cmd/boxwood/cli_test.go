@@ -448,6 +448,48 @@ func TestReplayComparesAndRecords(t *testing.T) {
 	}
 }
 
+// TestReplayGoesOn would fail if a file that can't be read or run stopped the
+// others, or if the exit status didn't tell.
+func TestReplayGoesOn(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	broken := write("broken.traj", `{"trajectory":[{"action":`)
+	nothing := write("nothing.cast", `{"version":2,"width":80,"height":24}`+"\n"+`[1,"i","q"]`)
+	good := write("good.jsonl", `{"format":"boxwood-trajectory-1"}`+"\n"+`{"command":"echo one","expect_exit":0}`)
+	rows := write("rows.jsonl", strings.Repeat(`{"instance_id":"i","messages":[{"role":"assistant","content":"`+"```\\nls\\n```"+`"}]}`+"\n", 2))
+
+	out, errOut, status := newCLI(t).run("replay", "--image", "task:1", broken, nothing, good, rows)
+	if status != failureStatus || strings.Count(out, " turns ran; ") != 3 {
+		t.Errorf("status %d\n%s", status, out)
+	}
+	for _, want := range []string{"boxwood: reading broken.traj: as swe-agent: step 1: line 1: the file ends", "nothing.cast: none of its 1 actions can be run again"} {
+		if !strings.Contains(errOut, want) {
+			t.Errorf("%q is not in\n%s", want, errOut)
+		}
+	}
+	if _, errOut, status := newCLI(t).run("replay", "--image", "task:1", "--record", filepath.Join(dir, "r"), rows); status != failureStatus || !strings.Contains(errOut, "--record takes one trajectory") {
+		t.Errorf("status %d\n%s", status, errOut)
+	}
+
+	c := newCLI(t)
+	out, _, status = c.run("replay", "--list", nothing, good)
+	want := nothing + ": asciicast-v2, 0 of 1 actions can be run again\n  1 can't be: keystrokes, which need the recorded terminal\n" +
+		good + ": boxwood-trajectory-1, 1 of 1 actions can be run again\n"
+	if status != 0 || out != want || len(c.requests) != 0 {
+		t.Errorf("status %d, %d requests, got\n%swant\n%s", status, len(c.requests), out, want)
+	}
+	out, errOut, status = newCLI(t).run("replay", "--list", "--json", broken, rows)
+	if status != failureStatus || errOut == "" || strings.Count(out, `"skipped":{}`) != 2 || !strings.Contains(out, `rows.jsonl row 2 i","format":"swe-smith"`) {
+		t.Errorf("status %d, %s\n%s", status, errOut, out)
+	}
+}
+
 func TestSizes(t *testing.T) {
 	for in, want := range map[string]int64{"4096": 4096, "1K": 1024, "100G": 100 << 30, "1.5T": 3 << 39, "2GiB": 2 << 30, "10MB": 10 << 20} {
 		if got, err := parseSize(in); err != nil || got != want {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -30,12 +31,10 @@ const maxReplayOutput = 4 << 20
 type replay struct {
 	app    *app
 	client pb.BoxwoodClient
-	labels map[string]string
+	replayOptions
 
-	file    *trajectory.Trajectory
-	start   *trajectory.Start
-	image   string
-	timeout time.Duration
+	file  *trajectory.Trajectory
+	start *trajectory.Start
 
 	// What came of it.
 	tree            string
@@ -46,64 +45,145 @@ type replay struct {
 	lines           []trajectory.Line
 }
 
+// replayOptions are the flags of `boxwood replay`, for all trajectories.
+type replayOptions struct {
+	image, setup, record string
+	timeout              time.Duration
+	labels               map[string]string
+	keep, list           bool
+}
+
 func (a *app) replayCommand() *cobra.Command {
-	var image, setup, record string
-	var keep bool
-	r := &replay{app: a}
+	var o replayOptions
 	c := &cobra.Command{
-		Use:   "replay FILE",
-		Short: "Run a recorded trajectory again, turn by turn, and compare",
+		Use:   "replay FILE...",
+		Short: "Run recorded trajectories again, turn by turn, and compare",
 		Long: `Runs each recorded action as a turn of a new tree, in the start state that the
 trajectory names (or --setup), and compares exit status and output with the
-record, times, hashes and addresses aside. Reads our own files and those of
-SWE-agent, mini-swe-agent, OpenHands (V0) and ATIF. Actions that can't be run
-again are counted by reason. The exit status is 1 if a turn differed.`,
+record, times, hashes and addresses aside. Reads our own files, those of
+SWE-agent, mini-swe-agent, OpenHands, ATIF and asciicast, rows of SWE-smith and
+nebius, and folders of Harbor's jobs; docs/REPLAY.md says which of them, and how.
+Actions that can't be run again are counted by reason; --list only counts. What
+can't be read is reported, and the rest goes on. The exit status is 125 if
+something failed, else 1 if a turn differed.`,
 		Example: `  boxwood replay examples/trajectories/wordfreq/trajectory.jsonl
+  boxwood replay --list runs/*.traj jobs/
   boxwood replay run.traj --image task:1 --setup start.json --json
   boxwood replay old.jsonl --record new.jsonl`,
-		Args: cobra.ExactArgs(1),
-		RunE: func(c *cobra.Command, args []string) (err error) {
-			if r.file, err = trajectory.Open(args[0]); err != nil {
-				return err
-			}
-			if setup == "" && r.file.Start != "" {
-				setup = filepath.Join(filepath.Dir(args[0]), r.file.Start)
-			}
-			r.start = &trajectory.Start{}
-			if setup != "" {
-				if r.start, err = trajectory.OpenStart(setup); err != nil {
-					return err
-				}
-			}
-			if r.image = image; r.image == "" {
-				r.image = r.start.Image
-			}
-			if r.image == "" {
-				return usage(c, fmt.Errorf("neither --image nor the start state names an image"))
-			}
-			if r.client, err = a.client(); err != nil {
-				return err
-			}
-			if err := r.run(c.Context(), keep); err != nil {
-				return err
-			}
-			if record != "" {
-				err := writeFile(record, func(f *os.File) error { return trajectory.Write(f, r.file.Start, r.lines) })
-				if err != nil {
-					return err
-				}
-			}
-			return r.finish()
-		},
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error { return a.replayAll(c, args, o) },
 	}
-	c.Flags().StringVar(&image, "image", "", "image to start from (default: the start state's)")
-	c.Flags().StringVar(&setup, "setup", "", "manifest of the start state (default: the one the trajectory names)")
-	c.Flags().StringVar(&record, "record", "", "write what was observed as a trajectory of our format")
-	c.Flags().DurationVar(&r.timeout, "timeout", 5*time.Minute, "deadline of a turn")
-	c.Flags().StringToStringVar(&r.labels, "label", nil, "labels of the tree, NAME=VALUE")
-	c.Flags().BoolVar(&keep, "keep", false, "keep the sandbox")
+	c.Flags().StringVar(&o.image, "image", "", "image to start from (default: the start state's)")
+	c.Flags().StringVar(&o.setup, "setup", "", "manifest of the start state (default: the one the trajectory names)")
+	c.Flags().StringVar(&o.record, "record", "", "write what was observed as a trajectory of our format")
+	c.Flags().DurationVar(&o.timeout, "timeout", 5*time.Minute, "deadline of a turn")
+	c.Flags().StringToStringVar(&o.labels, "label", nil, "labels of the trees, NAME=VALUE")
+	c.Flags().BoolVar(&o.keep, "keep", false, "keep the sandboxes")
+	c.Flags().BoolVar(&o.list, "list", false, "don't run; say what would be, and count what can't be by reason")
 	c.Flags().BoolVar(&a.json, "json", false, "print one JSON object a line: each turn, then the summary")
 	return c
+}
+
+// replayAll goes through all trajectories of all paths. One that fails is
+// reported; the rest goes on.
+func (a *app) replayAll(c *cobra.Command, paths []string, o replayOptions) error {
+	var worst exitStatus
+	read := 0
+	for _, p := range paths {
+		for t, err := range trajectory.All(p) {
+			if read++; read > 1 && o.record != "" {
+				return usage(c, fmt.Errorf("--record takes one trajectory, and there are more"))
+			}
+			if err == nil {
+				t.Name = strings.TrimSpace(p + " " + t.Name)
+				err = a.replayOne(c, filepath.Dir(p), t, o)
+			}
+			var status exitStatus
+			switch {
+			case err == nil:
+			case c.Context().Err() != nil:
+				return err
+			case errors.As(err, &status):
+				worst = max(worst, status)
+			default:
+				a.report(err)
+				worst = failureStatus
+			}
+		}
+	}
+	if worst != 0 {
+		return worst
+	}
+	return nil
+}
+
+func (a *app) replayOne(c *cobra.Command, folder string, t *trajectory.Trajectory, o replayOptions) (err error) {
+	r := &replay{app: a, replayOptions: o, file: t, start: &trajectory.Start{}}
+	if o.list {
+		return r.describe()
+	}
+	if r.setup == "" && t.Start != "" {
+		r.setup = filepath.Join(folder, t.Start)
+	}
+	if r.setup != "" {
+		if r.start, err = trajectory.OpenStart(r.setup); err != nil {
+			return err
+		}
+	}
+	if r.image == "" {
+		r.image = r.start.Image
+	}
+	if r.image == "" {
+		return usage(c, fmt.Errorf("neither --image nor the start state names an image"))
+	}
+	if n := r.runnable(); n == 0 {
+		return fault.New(fault.Invalid, "nothing_to_replay", "%s: none of its %d actions can be run again", t.Name, len(t.Events)).
+			WithHint("boxwood replay --list says why")
+	}
+	if r.client, err = a.client(); err != nil {
+		return err
+	}
+	if err := r.run(c.Context(), o.keep); err != nil {
+		message, hint := explain(err, a.target())
+		return fault.New(fault.Internal, "replay_failed", "%s: %s", t.Name, message).WithHint("%s", hint)
+	}
+	if o.record != "" {
+		err := writeFile(o.record, func(f *os.File) error { return trajectory.Write(f, t.Start, r.lines) })
+		if err != nil {
+			return err
+		}
+	}
+	return r.finish()
+}
+
+// runnable counts the actions that can be run again.
+func (r *replay) runnable() int {
+	n := len(r.file.Events)
+	for _, skipped := range r.file.Skipped() {
+		n -= skipped
+	}
+	return n
+}
+
+// describe prints what would be run.
+func (r *replay) describe() error {
+	skipped := r.file.Skipped()
+	if r.app.json {
+		return json.NewEncoder(r.app.out).Encode(map[string]any{
+			"file": r.file.Name, "format": r.file.Format, "actions": len(r.file.Events), "runnable": r.runnable(),
+			"skipped": skipped, "other": r.file.Other,
+		})
+	}
+	fmt.Fprintf(r.app.out, "%s: %s, %d of %d actions can be run again\n", printable.Line(r.file.Name), r.file.Format, r.runnable(), len(r.file.Events))
+	r.printCounts("  %d can't be: %s\n", skipped)
+	r.printCounts("  %d beside actions: %s\n", r.file.Other)
+	return nil
+}
+
+func (r *replay) printCounts(format string, counts map[string]int) {
+	for _, what := range slices.Sorted(maps.Keys(counts)) {
+		fmt.Fprintf(r.app.out, format, counts[what], printable.Line(what))
+	}
 }
 
 func (r *replay) run(ctx context.Context, keep bool) error {
@@ -125,7 +205,7 @@ func (r *replay) run(ctx context.Context, keep bool) error {
 		}()
 	}
 	if !r.app.json {
-		fmt.Fprintf(r.app.out, "tree %s, %d turns of %s\n", r.tree, len(r.file.Events), r.file.Format)
+		fmt.Fprintf(r.app.out, "tree %s, %d turns of %s (%s)\n", r.tree, len(r.file.Events), printable.Line(r.file.Name), r.file.Format)
 	}
 	for _, e := range r.file.Events {
 		if err := r.turn(ctx, made.Sandbox.GetId(), e); err != nil {
@@ -253,7 +333,7 @@ func (r *replay) finish() error {
 	skipped := r.file.Skipped()
 	if r.app.json {
 		err := json.NewEncoder(r.app.out).Encode(map[string]any{
-			"tree": r.tree, "format": r.file.Format, "turns": r.ran, "compared": r.told, "matched": r.matched,
+			"file": r.file.Name, "tree": r.tree, "format": r.file.Format, "turns": r.ran, "compared": r.told, "matched": r.matched,
 			"silent": summary.Silent, "files": summary.Files, "process": summary.Process, "both": summary.Both,
 			"skipped": skipped, "first_divergence": r.firstDivergence,
 		})
@@ -262,9 +342,7 @@ func (r *replay) finish() error {
 		}
 	} else {
 		fmt.Fprintf(r.app.out, "%d turns ran; %d of %d compared are as recorded; %d changed nothing and saved nothing\n", r.ran, r.matched, r.told, summary.Silent)
-		for _, reason := range slices.Sorted(maps.Keys(skipped)) {
-			fmt.Fprintf(r.app.out, "%d could not be run again: %s\n", skipped[reason], printable.Line(reason))
-		}
+		r.printCounts("%d could not be run again: %s\n", skipped)
 		if r.firstDivergence > 0 {
 			fmt.Fprintf(r.app.out, "the first difference is at step %d; verdicts after it are no evidence\n", r.firstDivergence)
 		}

@@ -206,13 +206,10 @@ func readJSON(name string, f io.ReadSeeker, at int64, first byte, root *os.Root,
 	if err != nil {
 		return yield(nil, bad(name, "%w", err))
 	}
-	found, err := shapeOf(s, first)
-	if err != nil {
-		return yield(nil, bad(name, "%w", err))
-	}
+	found, broken := shapeOf(s, first)
 	for _, known := range formats {
 		if !known.detect(found) {
-			continue
+			continue // what was seen before a break may do
 		}
 		if s, err = newStream(f, at); err != nil {
 			return yield(nil, bad(name, "%w", err))
@@ -223,12 +220,18 @@ func readJSON(name string, f io.ReadSeeker, at int64, first byte, root *os.Root,
 		t := &Trajectory{Format: known.name}
 		err := known.read(s, found, t)
 		if err == nil {
+			err = broken
+		}
+		if err == nil {
 			err = t.goOn(name, root)
 		}
 		if err != nil {
 			return yield(nil, bad(name, "as %s: %w", known.name, err))
 		}
 		return yield(t, nil)
+	}
+	if broken != nil {
+		return yield(nil, bad(name, "%w", broken))
 	}
 	return yield(nil, fault.New(fault.Unsupported, "unknown_trajectory", "%s has no format that is known", name).WithHint("%s", known))
 }

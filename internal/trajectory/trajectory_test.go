@@ -281,9 +281,9 @@ func TestBadFiles(t *testing.T) {
 	const ours = `{"format":"boxwood-trajectory-1"}` + "\n"
 	for _, c := range []struct{ name, in, want string }{
 		{"empty", " \n", "it is empty"},
-		{"truncated", "{\"trajectory\": [\n{\"action\": \"l", "line 2: the file ends in the middle of a value"},
+		{"truncated", "{\"trajectory\": [\n{\"action\": \"l", "as swe-agent: step 1: line 2: the file ends in the middle of a value"},
 		{"truncated between values", "[{\"id\":1,\"source\":\"agent\",\"action\":\"run\"},\n", "line 2: the file ends in the middle of a value"},
-		{"broken", "{\"trajectory\": [\n{\"action\": \"ls\"},\n\n{\"action\": nope}]}", "line 4: invalid character 'o'"},
+		{"broken", "{\"trajectory\": [\n{\"action\": \"ls\"},\n\n{\"action\": nope}]}", "as swe-agent: step 2: line 4: invalid character 'o'"},
 		{"not an object", `"text"`, "no format that is known"},
 		{"another object", `{"a": 1}`, "no format that is known"},
 		{"wrong type", "{\"trajectory\": [\n{\"action\": \"a\"},\n{\"action\": 5}]}", "as swe-agent: step 2: line 3: field action must not be a number"},
