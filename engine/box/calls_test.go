@@ -166,7 +166,7 @@ func confinement(t testing.TB, b *box) string {
 	inside := must(t, b, `
 		grep -E '^(Uid|Gid|Groups|Cap|NoNewPrivs|Seccomp|SigIgn|SigBlk|Umask|Cpus_allowed_list|Mems_allowed_list)' /proc/self/status
 		cat /proc/self/uid_map /proc/self/gid_map /proc/self/limits /proc/self/oom_score_adj /proc/self/personality 2>&1
-		cat /proc/self/setgroups /proc/sys/user/max_user_namespaces /proc/sys/net/ipv4/ip_forward
+		cat /proc/self/setgroups /proc/sys/user/max_user_namespaces /proc/sys/user/max_inotify_* /proc/sys/net/ipv4/ip_forward
 		while read -r id parent dev rest; do echo "$rest"; done </proc/self/mountinfo | sort
 		ls -lnR /dev | grep -v '^total'; ls /sys/class/net; cat /sys/class/net/lo/flags; ulimit -a`)
 	inside = regexp.MustCompile(`(?m)(0 +)\d+( +65536)$`).ReplaceAllString(inside, "$1 BASE $2") // each has a range of its own

@@ -94,7 +94,7 @@ func (h *Host) guard(slot int, g *cgroup.Group) (*os.File, error) {
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_SH|unix.LOCK_NB); err != nil {
 		return nil, err
 	}
-	if err := h.ask(opGuard, int(freeze.Fd()), int(r.Fd()), int(lock.Fd())); err != nil {
+	if err := h.ask(opGuard, nil, int(freeze.Fd()), int(r.Fd()), int(lock.Fd())); err != nil {
 		return nil, err
 	}
 	ok = true
@@ -102,12 +102,12 @@ func (h *Host) guard(slot int, g *cgroup.Group) (*os.File, error) {
 }
 
 // ask has the nursery do something with descriptors.
-func (h *Host) ask(what op, fds ...int) error {
+func (h *Host) ask(what op, body []byte, fds ...int) error {
 	h.spawning.Lock()
 	defer h.spawning.Unlock()
 	n := h.nursery
 	n.wire.SetReadDeadline(time.Now().Add(stepLimit))
-	id, err := n.wire.send(what, nil, fds...)
+	id, err := n.wire.send(what, body, fds...)
 	if err != nil {
 		return err
 	}
@@ -352,10 +352,10 @@ func (z *zygote) revive(ctx context.Context, root Root, id Identity, s Saved, by
 					return err
 				}
 			}
-			if err := z.settle(root, program, s.Sessions); err != nil || s.Calls&seccomp.Namespaces != 0 || restoredNests {
+			if err := z.settle(root, program, s.Sessions); err != nil {
 				return err
 			}
-			return z.forbidNesting(root)
+			return z.limitNamespace(root, s.Calls&seccomp.Namespaces != 0 || restoredNests)
 		},
 		Soon: z.h.root.Warm,
 	})
@@ -476,14 +476,18 @@ func listen(dir string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), socketName), nil
 }
 
-// forbidNesting does to a restored box what its first pid 1 did when it got its root: see init/nesting.c.
-func (z *zygote) forbidNesting(root int) error {
+// limitNamespace does to a restored box what its first pid 1 did for itself: see init/nesting.c.
+func (z *zygote) limitNamespace(root int, nests bool) error {
 	userns, err := os.Open(fmt.Sprintf("/proc/%d/ns/user", root))
 	if err != nil {
 		return err
 	}
 	defer userns.Close()
-	return z.h.ask(opNoNesting, int(userns.Fd()))
+	body := make([]byte, 4)
+	if nests {
+		body[0] = 1
+	}
+	return z.h.ask(opLimit, body, int(userns.Fd()))
 }
 
 // settle moves all restored processes but pid 1 to where a turn's are, and keeps them from running

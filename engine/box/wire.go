@@ -43,7 +43,7 @@ const (
 	opPart
 	opListen
 	opGuard
-	opNoNesting
+	opLimit
 )
 
 type kind uint16

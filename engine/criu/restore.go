@@ -9,8 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/boxwood-rl/boxwood/internal/thread"
 	"github.com/checkpoint-restore/go-criu/v7/rpc"
+
+	"github.com/boxwood-rl/boxwood/internal/thread"
 )
 
 // Load is what to restore, and into what.
@@ -61,6 +62,10 @@ func (p *Program) Restore(ctx context.Context, l Load) (pid int, err error) {
 	w, err := p.launch(job{files: files, cgroup: l.Cgroup, tasks: l.Tasks, apart: true})
 	if err != nil {
 		return 0, err
+	}
+	if err := wideCounts(w.cmd.Process.Pid); err != nil {
+		w.drop()
+		return 0, fmt.Errorf("resource limits of CRIU: %w", err)
 	}
 	called := false
 	defer func() {
@@ -142,6 +147,25 @@ func (p *Program) Restore(ctx context.Context, l Load) (pid int, err error) {
 		return 0, fmt.Errorf("CRIU resumed the restored processes unasked")
 	}
 	return int(resp.GetRestore().GetPid()), nil
+}
+
+// wideCounts does for CRIU what the nursery does for itself (wide_counts in engine/box/init/main.c): it makes the user
+// namespace of a restored box. The limits of the processes themselves are in the dump.
+func wideCounts(pid int) error {
+	for _, what := range []int{unix.RLIMIT_MEMLOCK, unix.RLIMIT_MSGQUEUE, unix.RLIMIT_SIGPENDING} {
+		if unix.Prlimit(pid, what, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}, nil) == nil {
+			continue
+		}
+		var now unix.Rlimit
+		if err := unix.Prlimit(pid, what, nil, &now); err != nil {
+			return err
+		}
+		now.Cur = now.Max
+		if err := unix.Prlimit(pid, what, &now, nil); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // place puts root and control folder where CRIU is told to find them, in a mount

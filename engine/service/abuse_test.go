@@ -226,7 +226,7 @@ func TestPolicyStaysWithItsProcesses(t *testing.T) {
 
 // seen is what bounds a process of a sandbox, as the process sees it.
 const seen = `grep -E '^(Uid|Gid|Groups|Cap|NoNewPrivs|Seccomp|SigIgn|SigBlk|Umask|Cpus_allowed_list|Mems_allowed_list)' /proc/self/status
-	cat /proc/self/limits /proc/self/oom_score_adj /proc/self/setgroups /proc/sys/user/max_user_namespaces /proc/sys/net/ipv4/ip_forward
+	cat /proc/self/limits /proc/self/oom_score_adj /proc/self/setgroups /proc/sys/user/max_user_namespaces /proc/sys/user/max_inotify_* /proc/sys/net/ipv4/ip_forward
 	while read -r a b c; do echo $a $c; done </proc/self/uid_map
 	while read -r id parent dev rest; do echo "$rest"; done </proc/self/mountinfo | sort
 	ls -lnR /dev | grep -v '^total'; ls /sys/class/net /proc/1/fd 2>&1; cat /sys/class/net/lo/flags; ulimit -a`

@@ -100,6 +100,44 @@ static int write_map(int pid, const char *which, uint32_t base)
 	return rc;
 }
 
+static const struct {
+	int what;
+	rlim_t most;
+} counts[] = {{RLIMIT_MEMLOCK, 8 << 20}, {RLIMIT_MSGQUEUE, 819200}, {RLIMIT_SIGPENDING, 16384}};
+
+// wide_counts lifts the limits of what the kernel counts by user, as far as the daemon may. It counts that for the maker
+// of a user namespace, too, who is root for all boxes, and holds it to the limit that he had when he made it:
+// were that a box's own, one that takes its share would leave nothing to the others.
+static void wide_counts(void)
+{
+	for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+		struct rlimit now, all = {RLIM_INFINITY, RLIM_INFINITY};
+		if (!setrlimit(counts[i].what, &all))
+			continue;
+		if (getrlimit(counts[i].what, &now))
+			fail("resource limits");
+		now.rlim_cur = now.rlim_max;
+		if (setrlimit(counts[i].what, &now))
+			fail("resource limits");
+	}
+}
+
+// own_counts are the limits of a box's processes, for each user of it. The memory is the box's in any case.
+static int own_counts(void)
+{
+#ifndef WITHOUT_LIMITS
+	for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+		struct rlimit now;
+		if (getrlimit(counts[i].what, &now))
+			return -1;
+		rlim_t most = counts[i].most < now.rlim_max ? counts[i].most : now.rlim_max;
+		if (setrlimit(counts[i].what, &(struct rlimit){most, most}))
+			return -1;
+	}
+#endif
+	return 0;
+}
+
 // zygote is the whole life of one: it waits for its id map, joins the v1 cgroups
 // (by its own "0" into "tasks": moving oneself waits for no grace period, moving
 // another does), becomes root of its namespaces and stages what it can.
@@ -115,6 +153,10 @@ static void zygote(int sock, uint32_t slot, const int *fds, int nfds)
 		}
 	if (dup2(sock, 3) != 3 || syscall(SYS_close_range, 4, ~0U, 0))
 		_exit(1);
+	if (own_counts()) {
+		reply_error(3, 0, "resource limits: %s", strerror(errno));
+		_exit(1);
+	}
 	if (setgroups(0, NULL) || setresgid(0, 0, 0) || setresuid(0, 0, 0)) {
 		reply_error(3, 0, "becoming root of the box: %s", strerror(errno));
 		_exit(1);
@@ -184,7 +226,7 @@ static void own_signals(void)
 }
 
 // own_limits are those of every sandbox, whatever the daemon was started with. Processes and memory
-// are bounded by cgroups; what the kernel counts by user is counted by box, each having its own.
+// are bounded by cgroups; for what the kernel counts by user, see own_counts.
 static void own_limits(void)
 {
 	static const struct {
@@ -193,9 +235,6 @@ static void own_limits(void)
 	} limits[] = {
 		{RLIMIT_CORE, 0, RLIM_INFINITY}, // core dumps write past the inspector
 		{RLIMIT_NOFILE, 1024, 524288},
-		{RLIMIT_MEMLOCK, 8 << 20, 8 << 20},
-		{RLIMIT_MSGQUEUE, 819200, 819200},
-		{RLIMIT_SIGPENDING, 16384, 16384},
 		{RLIMIT_NICE, 0, 0},
 		{RLIMIT_RTPRIO, 0, 0},
 		{RLIMIT_RTTIME, RLIM_INFINITY, RLIM_INFINITY},
@@ -238,6 +277,7 @@ int main(int argc, char **argv)
 		fail("this kernel has no seccomp filters (CONFIG_SECCOMP_FILTER)");
 	own_signals();
 	own_limits();
+	wide_counts();
 	signal(SIGCHLD, SIG_IGN); // children are reaped by the kernel; zygotes put it back
 	signal(SIGINT, SIG_IGN);  // a terminal's ^C is for the daemon to handle
 	setsid();
@@ -257,8 +297,11 @@ int main(int argc, char **argv)
 			memcpy(&h, buf, sizeof h);
 			if (h.op == OP_SPAWN)
 				spawn(h.id, buf + sizeof h, n - sizeof h, fds, nfds);
-			if (h.op == OP_NO_NESTING && nfds == 1)
-				forbid_nesting_of(h.id, DAEMON, fds[0]);
+			if (h.op == OP_LIMIT && nfds == 1 && n == (int)sizeof h + 4) {
+				uint32_t nests;
+				memcpy(&nests, buf + sizeof h, 4);
+				limit_from_outside(h.id, DAEMON, nests, fds[0]);
+			}
 			if (h.op == OP_GUARD && nfds == 3 && guard(fds)) {
 				nfds = 0; // they are the guard's
 				reply(DAEMON, h.id, R_DONE, NULL, 0, NULL, 0);

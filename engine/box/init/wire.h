@@ -43,7 +43,7 @@ enum op {
 	OP_PART = 13,   // let go of all that is outside: the leaf, and after R_DONE the connection
 	OP_GUARD = 15,  // nursery: see guard.c; fds: cgroup.freeze, pipe, lock
 	OP_LISTEN = 14, // fd: the socket to listen on from now on
-	OP_NO_NESTING = 16, // nursery: no namespaces may be made; fd: user namespace
+	OP_LIMIT = 16,  // nursery: u32 whether namespaces may be made; fd: user namespace of a restored box
 };
 enum { MORE = 1 };
 
@@ -122,7 +122,8 @@ bool split(char *strings, size_t n, struct command *c, char **vector, uint32_t a
 // nesting.c
 int open_nesting(const char *proc);
 int forbid_nesting(int fd);
-void forbid_nesting_of(uint32_t id, int daemon, int userns);
+int limit_inotify(const char *proc);
+void limit_from_outside(uint32_t id, int daemon, bool nests, int userns);
 
 // guard.c
 bool guard(const int *fds);

@@ -46,7 +46,8 @@ static int stage_mounts(int *nest)
 {
 	if (mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL))
 		return bad("making mounts private");
-	if (mount("proc", "/p", "proc", SAFE, NULL) || (*nest = open_nesting("/p")) < 0 || read_only_bind("/p/sys", "/p/sys", SAFE))
+	if (mount("proc", "/p", "proc", SAFE, NULL) || (*nest = open_nesting("/p")) < 0 || limit_inotify("/p") ||
+	    read_only_bind("/p/sys", "/p/sys", SAFE))
 		return bad("proc");
 	if (mount("sysfs", "/s", "sysfs", SAFE | MS_RDONLY, NULL))
 		return bad("sysfs");
