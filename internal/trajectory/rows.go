@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Rows of data sets of trajectories of SWE-agent, as JSON lines or Parquet:
+// Rows of data sets of trajectories of SWE-agent, as JSON lines:
 //
 //	SWE-smith {"messages": [{"role", "content", "tool_calls"}, ...] or that as text, "instance_id", ...}
 //	nebius    {"trajectory": [{"role", "text"}, ...], "instance_id", ...}

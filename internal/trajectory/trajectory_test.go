@@ -452,7 +452,7 @@ func (r *repeated) Read(p []byte) (int, error) {
 // TestLargeFiles would fail if a file were held in memory: what is skipped
 // isn't, and of outputs no more than a bound is.
 func TestLargeFiles(t *testing.T) {
-	const mib = 40
+	const mib = 16
 	blob := strings.Repeat("x", 1<<20)
 	for _, c := range []struct {
 		name string
@@ -462,10 +462,10 @@ func TestLargeFiles(t *testing.T) {
 	}{
 		{"what is skipped", repeated{
 			head: `{"history":[{"role":"a"}`, body: `,{"content":"` + blob + `"}`, tail: `],"trajectory":[{"action":"ls"}]}`, n: mib,
-		}, `1 "ls"`, 24 << 20},
+		}, `1 "ls"`, 12 << 20},
 		{"outputs", repeated{
 			head: `{"schema_version":"ATIF-v1.5","steps":[{"step_id":1,"source":"user"}`, body: `,{"step_id":2,"source":"agent","message":"` + blob + `"}`, tail: `]}`, n: mib,
-		}, fmt.Sprintf("%d events", mib), 24 << 20},
+		}, fmt.Sprintf("%d events", mib), 12 << 20},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			runtime.GC()
