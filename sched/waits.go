@@ -28,7 +28,7 @@ const (
 // the whole drops what was before it.
 type window struct {
 	values []float64 // oldest first
-	sorted []float64 // or nil
+	sorted []float64 // the same by size, kept so: a turn or fork that sorted 64 values would notice it
 	pushed int
 }
 
@@ -36,19 +36,17 @@ func (w *window) len() int { return len(w.values) }
 
 func (w *window) push(v float64) {
 	if len(w.values) == windowSize {
-		w.values = append(w.values[:0], w.values[1:]...)
+		at, _ := slices.BinarySearch(w.sorted, w.values[0])
+		w.sorted = slices.Delete(w.sorted, at, at+1)
+		w.values = slices.Delete(w.values, 0, 1)
 	}
 	w.values = append(w.values, v)
-	w.sorted = nil
+	at, _ := slices.BinarySearch(w.sorted, v)
+	w.sorted = slices.Insert(w.sorted, at, v)
 	w.pushed++
 }
 
-func (w *window) quantile(q float64) float64 {
-	if w.sorted == nil {
-		w.sorted = slices.Sorted(slices.Values(w.values))
-	}
-	return stat.Quantile(q, stat.Empirical, w.sorted, nil)
-}
+func (w *window) quantile(q float64) float64 { return stat.Quantile(q, stat.Empirical, w.sorted, nil) }
 
 func (w *window) mean() float64 { return stat.Mean(w.values, nil) }
 
@@ -66,7 +64,7 @@ func (w *window) drifted() {
 		return
 	}
 	w.values = slices.DeleteFunc(w.values[cut:], func(v float64) bool { return now < low && v >= low || now > high && v <= high })
-	w.sorted = nil
+	w.sorted = slices.Sorted(slices.Values(w.values))
 }
 
 // waits estimates, for each tree, how long after a turn the next turn of the same
