@@ -3,11 +3,14 @@ package service
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -105,6 +108,54 @@ func TestSixtyFourForksAreEqualAndIndependent(t *testing.T) {
 		t.Fatalf("after its children wrote, the node forks to something else:\n%s", strings.Join(treewalk.Diff(want, got, 20), "\n"))
 	}
 	free(t, d, children...)
+}
+
+// A child of one tree doesn't stand behind all that another tree asked for before: in the best of a few tries, since how soon the
+// second request gets to the daemon is the host's affair.
+func TestABigForkHoldsNoSmallOneUp(t *testing.T) {
+	d := running(t)
+	const many = 128
+	var before int64
+	for try := range 3 {
+		big, one := d.newTree(t)
+		small, other := d.newTree(t)
+		d.captured(t, big.GetId(), small.GetId())
+		stream, err := d.client.Fork(ctx(t), &boxwoodv1.ForkRequest{Wants: []*boxwoodv1.ForkRequest_Want{{From: &boxwoodv1.ForkRequest_Want_NodeId{NodeId: big.GetId()}, Count: many}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := []*boxwoodv1.Sandbox{one, other}
+		next := func() bool {
+			m, err := stream.Recv()
+			if errors.Is(err, io.EOF) {
+				return false
+			}
+			if err != nil || m.GetSandbox() == nil {
+				t.Errorf("%v, %v", m, err)
+				return false
+			}
+			all = append(all, m.GetSandbox())
+			return true
+		}
+		next()
+		var come atomic.Int64
+		rest := make(chan struct{})
+		go func() {
+			defer close(rest)
+			for next() {
+				come.Add(1)
+			}
+		}()
+		child := d.fork(t, small.GetId(), 1)
+		before = come.Load()
+		<-rest
+		free(t, d, append(all, child...)...)
+		t.Logf("try %d: %d of %d children came before the one of the other tree", try, before+1, many)
+		if before < many*3/4 {
+			return
+		}
+	}
+	t.Fatalf("%d of %d children of an earlier call came first", before+1, many)
 }
 
 func free(t testing.TB, d *daemon, list ...*boxwoodv1.Sandbox) {
