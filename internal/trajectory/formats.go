@@ -222,6 +222,11 @@ func readJSON(name string, f io.ReadSeeker, at int64, first byte, root *os.Root,
 		if err == nil {
 			err = broken
 		}
+		if end, after := s.end(); err == nil && !end {
+			if err = after; err == nil {
+				err = errorf("line %d: more follows after the trajectory", s.line(s.dec.InputOffset()))
+			}
+		}
 		if err == nil {
 			err = t.goOn(name, root)
 		}

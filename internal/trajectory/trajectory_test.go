@@ -314,6 +314,8 @@ func TestBadFiles(t *testing.T) {
 		{"Parquet", "PAR1 and no more", "a Parquet file"},
 		{"deep", strings.Repeat("[", 200000), "line 1: the file ends"},
 		{"a value too large", `{"trajectory": [{"action": "` + strings.Repeat("x", maxValue) + `"}]}`, "line 1: a value is larger than 64 MiB"},
+		{"two values", `{"trajectory":[]}` + "\n" + `{"trajectory":[]}`, "more follows after the trajectory"},
+		{"rest", `{"trajectory":[]}` + "\n]", "line 2: "},
 		{"rows", `{"messages":[]}` + "\n" + `{"messages":[]}`, "has several trajectories"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
