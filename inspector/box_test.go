@@ -292,7 +292,7 @@ func (b *box) kill() {
 
 // survivors waits, as a sandbox does, for those that the kernel is taking down.
 func (b *box) survivors() ([]Survivor, error) {
-	for deadline := time.Now().Add(patience); ; {
+	for deadline := time.Now().Add(10 * time.Second); ; {
 		data, err := os.ReadFile(filepath.Join(b.cgroup, "cgroup.procs"))
 		if err != nil {
 			return nil, err
@@ -314,20 +314,24 @@ func (b *box) survivors() ([]Survivor, error) {
 	}
 }
 
-// exiting reports whether the kernel has begun to take a process down.
+// exiting reports whether the kernel has begun to take each thread of a process down. One whose first thread alone has ended goes on.
 func exiting(pid string) bool {
 	const pfExiting = 0x4
-	stat, err := os.ReadFile("/proc/" + pid + "/stat")
-	if err != nil {
-		return true
+	threads, _ := filepath.Glob("/proc/" + pid + "/task/*/stat")
+	for _, thread := range threads {
+		stat, err := os.ReadFile(thread)
+		if err != nil {
+			continue
+		}
+		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+		if len(fields) < 7 {
+			continue
+		}
+		if flags, err := strconv.ParseUint(fields[6], 10, 64); err == nil && flags&pfExiting == 0 {
+			return false
+		}
 	}
-	_, after, _ := bytes.Cut(stat, []byte(") "))
-	fields := strings.Fields(string(after))
-	if len(fields) < 7 {
-		return true
-	}
-	flags, err := strconv.ParseUint(fields[6], 10, 64)
-	return err == nil && flags&pfExiting != 0
+	return true
 }
 
 // turn runs a program in the box to its end, in fresh uts, ipc, net and mount
