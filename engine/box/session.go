@@ -413,9 +413,13 @@ func (b *box) strike(s Session) (bool, error) {
 	return struck, b.orGone(errors.Join(err, cgroup.Thaw(dir)))
 }
 
-// reads reports whether a session is at what it is told.
+// reads reports whether a session is at what it is told. One without a stdin runs what has closed it: the shell itself
+// only ever puts one in another's place.
 func reads(s Session) bool {
 	link, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/0", s.HostPID))
+	if errors.Is(err, os.ErrNotExist) {
+		return false
+	}
 	return err != nil || link == fmt.Sprintf("socket:[%d]", s.inodes[0])
 }
 

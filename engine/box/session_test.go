@@ -436,6 +436,26 @@ func TestInterruptsCutNoLine(t *testing.T) {
 	}
 }
 
+// A command that has closed its shell's stdin is interrupted as any other.
+func TestInterruptsMeetAClosedStdin(t *testing.T) {
+	h := openHost(t)
+	b := startBox(t, h)
+	for _, tty := range []bool{false, true} {
+		name := map[bool]string{false: "pipes", true: "terminal"}[tty]
+		openShell(t, b, SessionSpec{Name: name, TTY: tty})
+		end := sync.OnceFunc(interrupting(b, name))
+		defer end()
+		r := say(t, b, name, "exec 0<&-; while :; do :; done", func(k *Talk) { k.Deadline = time.Now().Add(8 * time.Second) })
+		end()
+		if r.status != 130 || !r.Interrupted || r.TimedOut || r.Ended {
+			t.Errorf("%s: %+v", name, r)
+		}
+		if r := say(t, b, name, "echo alive"); strings.TrimSpace(r.out) != "alive" {
+			t.Errorf("%s: afterwards %+v", name, r)
+		}
+	}
+}
+
 // Far more keys than a terminal holds, all of which it echoes.
 func TestManyKeys(t *testing.T) {
 	h := openHost(t)
