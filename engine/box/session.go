@@ -688,6 +688,9 @@ func (k *talk) strike() error {
 func (k *talk) strikeAndWait(patience time.Duration) error {
 	k.ask()
 	err := k.strike()
+	if k.session.TTY && len(k.rest) == 0 && err == nil {
+		err = k.b.wire.sendAs(k.id, opType, 0, nil) // what waits for a terminal that a key has stopped could end no other way
+	}
 	k.wait(time.Now().Add(patience))
 	return err
 }

@@ -472,6 +472,43 @@ func TestManyKeys(t *testing.T) {
 	}
 }
 
+// A program that finds a terminal full waits, as on any: nothing of what it writes is lost, and none of it comes behind the end of
+// its command, whoever writes beside it.
+func TestMuchOutputToATerminal(t *testing.T) {
+	h := openHost(t)
+	b := startBox(t, h)
+	openShell(t, b, SessionSpec{Name: "a", TTY: true})
+	r := say(t, b, "a", "yes 0123456789 | head -c 2000000; echo end")
+	if out := strings.ReplaceAll(r.out, "\r\n", "\n"); r.status != 0 || r.Ended || len(out) != 2_000_004 || !strings.HasSuffix(out, "end\n") {
+		t.Fatalf("%+v, %d bytes, at their end %q", r.TalkEnd, len(r.out), r.out[max(0, len(r.out)-100):])
+	}
+	say(t, b, "a", "set +m; while :; do echo beside; done & :")
+	for i := range 20 {
+		mark := "mark" + strconv.Itoa(i)
+		if r := say(t, b, "a", "echo "+mark); r.status != 0 || r.Ended || !strings.Contains(r.out, mark) || strings.Contains(r.out, "\x00") {
+			t.Fatalf("%+v, %d bytes without %s", r.TalkEnd, len(r.out), mark)
+		}
+	}
+}
+
+// Output that ^S has stopped goes on at a deadline, and in the next command.
+func TestStoppedTerminalGoesOn(t *testing.T) {
+	h := openHost(t)
+	b := startBox(t, h)
+	openShell(t, b, SessionSpec{Name: "a", TTY: true})
+	stops := func(k *Talk) { k.Keys = []byte{'s' - 'a' + 1} }
+	r := say(t, b, "a", "sleep 0.3; echo begun", stops, func(k *Talk) { k.Deadline = time.Now().Add(time.Second) })
+	if !r.TimedOut || r.Killed || r.Ended {
+		t.Errorf("a write to it: %+v, %q", r.TalkEnd, r.out)
+	}
+	if r := say(t, b, "a", "sleep 0.3", stops); r.status != 0 || r.Ended {
+		t.Errorf("no write to it: %+v", r)
+	}
+	if r := say(t, b, "a", "echo alive"); r.status != 0 || strings.TrimSpace(r.out) != "alive" {
+		t.Errorf("afterwards: %+v", r)
+	}
+}
+
 // Sessions outlive the daemon with their box, and the next finds them.
 func TestSessionsAreAdopted(t *testing.T) {
 	h := openHost(t)

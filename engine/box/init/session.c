@@ -11,6 +11,9 @@
 // became readable is relayed first. A terminal passes its output on in a kernel thread of its own,
 // some time after the write, so that a fence is written behind it, random for each use, and waited
 // for. It never reaches the daemon.
+//
+// The session's side of a terminal blocks, as programs expect: a write that finds it full waits. Ours doesn't, and is
+// opened apart for that: O_NONBLOCK belongs to an open file, not to a descriptor.
 #include "serve.h"
 
 #include <signal.h>
@@ -18,6 +21,8 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <termios.h>
+#include <time.h>
 
 #ifndef TIOCGPTPEER
 #define TIOCGPTPEER _IO('T', 0x41)
@@ -40,8 +45,20 @@ static struct session sessions[SESSIONS_MAX];
 static struct {
 	bool wanted, up; // up: bytes of fence are on their way through the terminal
 	char bytes[FENCE];
-	size_t seen; // of the bytes
+	size_t size, seen; // of the bytes: how many were written, and came
+	size_t passed;     // bytes relayed since it was wanted and couldn't be written
+	int idle;          // times that there was nothing to relay, either
 } fence;
+
+// TERMINAL_HOLDS is more than a terminal holds. IDLE_MAX times a millisecond its kernel thread has to show what there is.
+enum { TERMINAL_HOLDS = 1 << 20, IDLE_MAX = 20 };
+
+static void want_fence(void)
+{
+	fence.wanted = true;
+	fence.passed = 0;
+	fence.idle = 0;
+}
 
 static struct session *find(uint32_t number)
 {
@@ -59,7 +76,7 @@ static int open_terminal(int *slave, uint32_t *pts)
 	if (master < 0)
 		return -1;
 	if (ioctl(master, TIOCSPTLCK, &unlock) || ioctl(master, TIOCGPTN, pts) ||
-	    (*slave = ioctl(master, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK)) < 0) {
+	    (*slave = ioctl(master, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC)) < 0) {
 		close(master);
 		return -1;
 	}
@@ -94,6 +111,13 @@ static uint64_t inode(int fd)
 	return fstat(fd, &st) ? 0 : st.st_ino;
 }
 
+// resume has a terminal's output go on that a key has stopped: TCOON alone takes back no more than TCOOFF.
+static void resume(const struct session *s)
+{
+	ioctl(s->held, TCXONC, TCOOFF);
+	ioctl(s->held, TCXONC, TCOON);
+}
+
 static int make_streams(struct session *s, const struct session_head *h, struct start *st)
 {
 	int pair[2], p[2];
@@ -108,10 +132,10 @@ static int make_streams(struct session *s, const struct session_head *h, struct 
 	if (master < 0)
 		return -1;
 	if (h->tty) {
-		s->held = st->terminal;
+		s->held = ioctl(master, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
 		struct winsize w = {.ws_row = h->rows, .ws_col = h->cols};
 		s->out[0] = master;
-		if (ioctl(master, TIOCSWINSZ, &w) || (h->has_termios && ioctl(master, SET_TERMIOS, h->termios)))
+		if (s->held < 0 || ioctl(master, TIOCSWINSZ, &w) || (h->has_termios && ioctl(master, SET_TERMIOS, h->termios)))
 			return -1;
 		st->out = st->err = st->terminal;
 		st->controls = true;
@@ -196,10 +220,10 @@ const char *open_session(uint32_t id, char *body, size_t n, const int *fds, int 
 		why = strerror(errno);
 	munmap(vector, vector_size);
 	close_fd(&st.in);
-	if (!h.tty) {
+	close_fd(&st.terminal);
+	if (!h.tty) { // else they are the terminal
 		close_fd(&st.out);
 		close_fd(&st.err);
-		close_fd(&st.terminal);
 	}
 	if (why) {
 		close_session(s);
@@ -243,13 +267,21 @@ const char *attend(uint32_t id, const char *body, size_t n)
 		}
 	if (v[1])
 		commands++;
+	if (s->tty)
+		resume(s); // nobody is there to press another key
 	fence.up = false;
-	fence.wanted = true;
+	want_fence();
 	return NULL;
 }
 
 // said: the answer to what was just said comes behind output that is still to be written.
-void said(void) { fence.wanted = !fence.up; }
+void said(void)
+{
+	if (!fence.up)
+		want_fence();
+	else
+		fence.wanted = false;
+}
 
 // leave is the end of attending; the session goes on.
 const char *leave(uint32_t id)
@@ -296,6 +328,10 @@ const char *type_keys(const char *body, size_t n)
 {
 	if (!cmd.session || !cmd.session->tty || cmd.dead)
 		return NULL; // too late
+	if (!n) {
+		resume(cmd.session);
+		return NULL;
+	}
 	for (ssize_t got; n > 0; body += got, n -= got)
 		if ((got = write(cmd.out[0].fd, body, n)) <= 0)
 			break; // the terminal is full: nobody reads
@@ -317,6 +353,7 @@ void list_sessions(uint32_t id)
 	post(id, R_SESSIONS, n);
 }
 
+// raise_fence writes a fence. One of which only a part fits is one, too, and another has to follow.
 static bool raise_fence(void)
 {
 	static const char digits[] = "0123456789abcdef";
@@ -327,7 +364,22 @@ static bool raise_fence(void)
 	for (size_t i = 0; i < sizeof r; i++)
 		fence.bytes[1 + i] = digits[r[i] & 9]; // digits pass a terminal as they are
 	fence.seen = 0;
-	return write(cmd.session->held, fence.bytes, FENCE) == FENCE;
+	ssize_t put = write(cmd.session->held, fence.bytes, FENCE);
+	fence.size = put > 0 ? put : 0;
+	return put > 0;
+}
+
+// outpour relays what a terminal holds that takes no fence now: it is full or stopped, or another writes, who may be waiting
+// for room. Once as much as it can hold has gone by, or nothing comes, it returns false: no fence is needed any more.
+static bool outpour(void)
+{
+	size_t n = cmd.out[0].fd < 0 ? 0 : relay(0, CHUNK);
+	fence.passed += n;
+	if (!n) {
+		fence.idle++;
+		nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+	}
+	return cmd.out[0].fd >= 0 && fence.passed < TERMINAL_HOLDS && fence.idle < IDLE_MAX;
 }
 
 // fencing: the terminal hasn't passed the fence on yet.
@@ -356,7 +408,7 @@ void relay_fenced(void)
 		size_t out = 0;
 		for (ssize_t i = 0; i < n; i++) {
 			if (fence.up && in[i] == fence.bytes[fence.seen]) {
-				if (++fence.seen == FENCE) {
+				if (++fence.seen == fence.size) {
 					fence.up = false;
 					fence.seen = 0;
 				}
@@ -378,11 +430,14 @@ void hear(void)
 {
 	if (!cmd.session || cmd.dead || pending)
 		return;
-	if (fence.wanted) {
+	if (fence.wanted && cmd.session->tty && !fence.up) {
+		fence.up = raise_fence();
+		if (!fence.up && outpour())
+			return;
+		fence.wanted = fence.up && fence.size < FENCE;
+	} else if (fence.wanted && !cmd.session->tty) {
 		fence.wanted = false;
-		if (cmd.session->tty)
-			fence.up = raise_fence();
-		for (int i = 0; i < 2 && !cmd.session->tty; i++) {
+		for (int i = 0; i < 2; i++) {
 			int n = 0;
 			if (cmd.out[i].fd >= 0)
 				ioctl(cmd.out[i].fd, FIONREAD, &n);
@@ -395,7 +450,7 @@ void hear(void)
 			size_t n = relay(i, cmd.out[i].left);
 			cmd.out[i].left = n ? cmd.out[i].left - n : 0;
 		}
-	if (pending || fence.up)
+	if (pending || fence.up || (fence.wanted && cmd.session->tty))
 		return;
 	ssize_t n = read(cmd.in, packet.body, CHUNK);
 	if (n > 0)

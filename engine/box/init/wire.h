@@ -38,7 +38,7 @@ enum op {
 	OP_OPEN = 7,     // struct session_head, struct exec_head, strings; fds: leaf
 	OP_ATTEND = 8,   // u32 number, u32 whether it counts as a command; then OP_STDIN says things to it
 	OP_LEAVE = 9,
-	OP_TYPE = 10,    // keys for the terminal of the session that is attended to; R_WANT asks for more
+	OP_TYPE = 10,    // keys for the terminal of the session that is attended to; R_WANT asks for more. Without any, output that a key has stopped goes on
 	OP_SESSIONS = 12,
 	OP_PART = 13,   // let go of all that is outside: the leaf, and after R_DONE the connection
 	OP_GUARD = 15,  // nursery: see guard.c; fds: cgroup.freeze, pipe, lock
