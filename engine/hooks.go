@@ -2,7 +2,11 @@ package engine
 
 import (
 	"context"
+	"fmt"
+	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/boxwood-rl/boxwood/engine/box"
 	"github.com/boxwood-rl/boxwood/internal/fault"
@@ -32,10 +36,31 @@ func (e *Engine) runHooks(ctx context.Context, b *body, env []string) error {
 		case exit.Cancelled:
 			return fault.New(fault.Deadline, "fork_deadline", "%s was still running: %w", hook, context.Cause(ctx))
 		case exit.TimedOut:
-			return fault.New(fault.Precondition, "hook_slow", "the programs in %s took more than %s; %s was running: %s", box.HooksDir, e.cfg.HookLimit, hook, brief(said, 200))
+			return fault.New(fault.Precondition, "hook_slow", "the programs in %s took more than %s; %s was running%s", box.HooksDir, e.cfg.HookLimit, hook, quoted(said))
 		case exit.Lost || exit.Code != 0:
-			return fault.New(fault.Precondition, "hook_failed", "%s ended with status %d: %s", hook, exit.Code, brief(said, 200))
+			return fault.New(fault.Precondition, "hook_failed", "%s %s%s", hook, howEnded(exit), quoted(said))
 		}
 	}
 	return b.box.KillTurn(ctx)
+}
+
+func howEnded(exit box.Exit) string {
+	switch {
+	case exit.Lost:
+		return "was running when the sandbox was lost"
+	case exit.OOMKilled:
+		return "was out of memory"
+	case exit.Signal != 0:
+		return fmt.Sprintf("was killed by signal %d (%s)", exit.Signal, unix.SignalName(unix.Signal(exit.Signal)))
+	}
+	return fmt.Sprintf("ended with status %d", exit.Code)
+}
+
+// quoted is the beginning of what a program wrote, behind a colon; nothing if it wrote nothing.
+func quoted(said []byte) string {
+	text := strings.TrimSpace(brief(said, 200))
+	if text == "" {
+		return ""
+	}
+	return ": " + text
 }
