@@ -31,10 +31,11 @@ type Save struct {
 type External struct{ Key, At string }
 
 // Saver is a CRIU that has been started and loads what it needs, so that nothing of that falls into a freeze.
-// Its one Dump, or Drop, ends it.
+// A Dump, or Drop, ends it; another Dump starts one of its own.
 type Saver struct {
-	p *Program
-	w *worker
+	p    *Program
+	w    *worker
+	held *os.File
 }
 
 // NewSaver starts one, which holds a descriptor for as long as it lives.
@@ -43,7 +44,7 @@ func (p *Program) NewSaver(held *os.File) (*Saver, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Saver{p, w}, nil
+	return &Saver{p, w, held}, nil
 }
 
 // Drop ends a Saver whose Dump wasn't called. Harmless after that, twice, and of nil.
@@ -57,8 +58,15 @@ func (s *Saver) Drop() {
 // Dump saves a frozen tree and leaves it frozen. The limit is ctx's deadline, which
 // must be there.
 func (by *Saver) Dump(ctx context.Context, s Save) error {
-	if by == nil || by.w == nil {
+	if by == nil {
 		return fault.New(fault.Internal, "no_saver", "a box is to be saved that hasn't parted for it")
+	}
+	if by.w == nil {
+		again, err := by.p.NewSaver(by.held)
+		if err != nil {
+			return err
+		}
+		by.w = again.w
 	}
 	images, err := os.Open(s.Images)
 	if err != nil {

@@ -156,6 +156,37 @@ threading.Thread(target=late).start()`)
 	}
 }
 
+// Zombies are zombies in each child, too.
+func TestZombiesAreRestored(t *testing.T) {
+	testenv.Require(t, testenv.CRIU)
+	d := running(t)
+	p := odd("zombies", `import os
+dead = []
+for i in range(60):
+    dead.append(os.fork())
+    if dead[-1] == 0:
+        os._exit(i % 7)
+def zombies():
+    return all(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] == "Z" for pid in dead)
+while not zombies():
+    pass
+serve_as = serve
+def serve(step):
+    def checked():
+        assert zombies()
+        return step()
+    serve_as(checked)
+`)
+	sb := d.newPayload(t, p)
+	n := d.run(t, sb.GetId(), p.start).GetNode()
+	children := d.fork(t, d.saved(t, n.GetId()), 8)
+	for _, c := range children {
+		d.stepTo(t, c, p, 1)
+	}
+	d.stepTo(t, sb, p, 1)
+	free(t, d, children...)
+}
+
 // What CRIU can't save, or would lose without a word, withholds the node and says why; the
 // sandbox goes on unharmed.
 func TestWhatCannotBeDumpedIsWithheld(t *testing.T) {
