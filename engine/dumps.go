@@ -242,6 +242,15 @@ func look(b box.Box) (*witness.State, error) {
 	}
 }
 
+// sinceFrozen says what of a box isn't as it was, which has been frozen since.
+func sinceFrozen(b box.Box, was *witness.State) ([]string, error) {
+	is, err := look(b)
+	if err != nil {
+		return nil, err
+	}
+	return append(witness.Diff(was, is), witness.Moved(was, is)...), nil
+}
+
 // exitPatience is how long processes that are ending anyway may take to be gone.
 const exitPatience = 2 * time.Second
 
@@ -261,11 +270,11 @@ func lookOnce(b box.Box) (*witness.State, error) {
 // is frozen while one of its processes still has a fork or an exec under way (seen on Linux 6.18, in restored sandboxes
 // alone, once in some hundred dumps); then the dump is made again.
 func (s *dumpSaving) stoodStill(was *witness.State) error {
-	is, err := look(s.b.box)
+	d, err := sinceFrozen(s.b.box, was)
 	if err != nil {
 		return fmt.Errorf("looking again: %w", err)
 	}
-	if d := append(witness.Diff(was, is), witness.Moved(was, is)...); len(d) > 0 {
+	if len(d) > 0 {
 		s.k.e.log.Warn("a process ran while it was saved", "generation", s.b.gen, "differences", d[:min(len(d), 3)])
 		return passing{fault.New(fault.Precondition, "not_frozen", "a process ran while it was saved: %s", d[0])}
 	}
@@ -275,11 +284,9 @@ func (s *dumpSaving) stoodStill(was *witness.State) error {
 // unharmed is called after a dump that failed: either the box is exactly as it was
 // before, or it is ended.
 func (s *dumpSaving) unharmed(failed error, was *witness.State) error {
-	is, err := look(s.b.box)
-	if err == nil {
-		if d := append(witness.Diff(was, is), witness.Moved(was, is)...); len(d) > 0 {
-			err = errors.New(strings.Join(d[:min(len(d), 3)], "; "))
-		}
+	d, err := sinceFrozen(s.b.box, was)
+	if err == nil && len(d) > 0 {
+		err = errors.New(strings.Join(d[:min(len(d), 3)], "; "))
 	}
 	if err == nil {
 		return failed

@@ -447,7 +447,7 @@ type talk struct {
 	rest    []byte
 	keys    []byte
 	asked   chan struct{} // an interrupt, until it is sent
-	next    time.Time     // when it may be
+	next    time.Time     // when it may be; never zero, which would be no deadline
 	stopped time.Time     // when the first step of stopping was taken; zero: it goes on
 	due     time.Time     // when the next one is
 	step    int
@@ -471,7 +471,7 @@ func (b *box) Talk(ctx context.Context, t Talk) (TalkEnd, error) {
 	buf := buffers.Get().(*[headSize + chunk]byte)
 	defer buffers.Put(buf)
 	start := time.Now()
-	k := &talk{b: b, session: s, Talk: t, rest: t.Say, keys: t.Keys, asked: make(chan struct{}, 1), spared: map[int]bool{}}
+	k := &talk{b: b, session: s, Talk: t, rest: t.Say, keys: t.Keys, asked: make(chan struct{}, 1), next: time.Unix(1, 0), spared: map[int]bool{}}
 	k.end.Code = -1
 	if pids, err := cgroup.Pids(b.sessionLeaf(s.Number)); err == nil {
 		for _, pid := range pids {
@@ -701,15 +701,8 @@ func (k *talk) wait(until time.Time) {
 	k.b.wire.SetReadDeadline(until)
 	// By who set a deadline just before, or again, as nothing ran that it could hit.
 	if len(k.asked) > 0 && (until.IsZero() || k.next.Before(until)) {
-		k.b.wire.SetReadDeadline(latest(k.next, time.Unix(1, 0)))
+		k.b.wire.SetReadDeadline(k.next)
 	}
-}
-
-func latest(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
 }
 
 // house gives a session that was restored with everything else a group of its own. What it had
