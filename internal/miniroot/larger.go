@@ -13,7 +13,7 @@ import (
 
 // Larger is Make with further programs of the host and whole folders of it, such as
 // the library of a language. A program is a name or a path; those that the
-// host lacks are left out. It is kept like Make's.
+// host lacks are left out. It is shared like Make's.
 func Larger(t testing.TB, programs, trees []string) string {
 	t.Helper()
 	dir, err := larger(Make(t), programs, trees)
@@ -42,51 +42,39 @@ func larger(base string, programs, trees []string) (string, error) {
 		fmt.Fprintln(sum, name, path, st.Size(), st.ModTime())
 		paths = append(paths, filepath.Base(name)+"="+path)
 	}
-	dir := filepath.Join(os.TempDir(), "boxwood-root-"+hex.EncodeToString(sum.Sum(nil))[:16])
-	if _, err := os.Stat(dir); err == nil {
-		return dir, nil
-	}
-	work, err := os.MkdirTemp(os.TempDir(), "boxwood-root-new-")
-	if err != nil {
-		return "", err
-	}
-	defer os.RemoveAll(work)
-	if out, err := exec.Command("cp", "-a", base+"/.", work).CombinedOutput(); err != nil {
-		return "", fmt.Errorf("%w: %s", err, out)
-	}
-	var binaries []string
-	for _, p := range paths {
-		name, path, _ := strings.Cut(p, "=")
-		if err := copyFile(path, filepath.Join(work, "bin", name)); err != nil {
-			return "", err
+	return kept("larger-"+hex.EncodeToString(sum.Sum(nil))[:16], func(work string) error {
+		if out, err := exec.Command("cp", "-a", base+"/.", work).CombinedOutput(); err != nil {
+			return fmt.Errorf("%w: %s", err, out)
 		}
-		binaries = append(binaries, path)
-	}
-	for _, tree := range trees {
-		if _, err := os.Stat(tree); err != nil {
-			continue
+		var binaries []string
+		for _, p := range paths {
+			name, path, _ := strings.Cut(p, "=")
+			if err := copyFile(path, filepath.Join(work, "bin", name)); err != nil {
+				return err
+			}
+			binaries = append(binaries, path)
 		}
-		if err := os.MkdirAll(filepath.Join(work, filepath.Dir(tree)), 0o755); err != nil {
-			return "", err
+		for _, tree := range trees {
+			if _, err := os.Stat(tree); err != nil {
+				continue
+			}
+			if err := os.MkdirAll(filepath.Join(work, filepath.Dir(tree)), 0o755); err != nil {
+				return err
+			}
+			if out, err := exec.Command("cp", "-a", tree, filepath.Join(work, filepath.Dir(tree))).CombinedOutput(); err != nil {
+				return fmt.Errorf("%w: %s", err, out)
+			}
+			found, err := exec.Command("find", tree, "-type", "f", "(", "-perm", "/111", "-o", "-name", "*.so", ")").Output()
+			if err != nil {
+				return err
+			}
+			binaries = append(binaries, strings.Fields(string(found))...)
 		}
-		if out, err := exec.Command("cp", "-a", tree, filepath.Join(work, filepath.Dir(tree))).CombinedOutput(); err != nil {
-			return "", fmt.Errorf("%w: %s", err, out)
+		for _, lib := range libraries(binaries) {
+			if err := copyFile(lib, filepath.Join(work, lib)); err != nil {
+				return err
+			}
 		}
-		found, err := exec.Command("find", tree, "-type", "f", "(", "-perm", "/111", "-o", "-name", "*.so", ")").Output()
-		if err != nil {
-			return "", err
-		}
-		binaries = append(binaries, strings.Fields(string(found))...)
-	}
-	for _, lib := range libraries(binaries) {
-		if err := copyFile(lib, filepath.Join(work, lib)); err != nil {
-			return "", err
-		}
-	}
-	if err := os.Rename(work, dir); err != nil {
-		if _, serr := os.Stat(dir); serr != nil { // else another process was faster
-			return "", err
-		}
-	}
-	return dir, nil
+		return nil
+	})
 }

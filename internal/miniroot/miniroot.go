@@ -39,9 +39,7 @@ var folders = strings.Fields("bin dev/shm etc home/agent proc root run/box sys t
 
 var makeOnce = sync.OnceValues(build)
 
-// Make returns the folder, which is shared by all tests of the machine and must
-// not be written to. It is kept in the temporary folder, under a name that
-// changes with its content, so that it is built once.
+// Make returns the folder, which is shared by all tests and must not be written to.
 func Make(t testing.TB) string {
 	t.Helper()
 	dir, err := makeOnce()
@@ -65,16 +63,30 @@ func build() (string, error) {
 		}
 		fmt.Fprintln(sum, src, st.Size(), st.ModTime())
 	}
-	dir := filepath.Join(os.TempDir(), "boxwood-miniroot-"+hex.EncodeToString(sum.Sum(nil))[:16])
+	return kept("mini-"+hex.EncodeToString(sum.Sum(nil))[:16], func(work string) error { return fill(work, sources) })
+}
+
+// kept gives the folder of that name, which is filled when there is none yet; a name
+// changes with the content. It is kept in .cache of the module, so that it is built
+// once and goes with the clone; a test run elsewhere keeps it in the temporary folder.
+func kept(name string, fill func(work string) error) (string, error) {
+	folder := filepath.Join(os.TempDir(), "boxwood-roots")
+	if module := module(); module != "" {
+		folder = filepath.Join(module, ".cache", "roots")
+	}
+	dir := filepath.Join(folder, name)
 	if _, err := os.Stat(dir); err == nil {
 		return dir, nil
 	}
-	work, err := os.MkdirTemp(os.TempDir(), "boxwood-miniroot-new-")
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return "", err
+	}
+	work, err := os.MkdirTemp(folder, "new-")
 	if err != nil {
 		return "", err
 	}
 	defer os.RemoveAll(work)
-	if err := fill(work, sources); err != nil {
+	if err := fill(work); err != nil {
 		return "", err
 	}
 	if err := os.Rename(work, dir); err != nil {
@@ -83,6 +95,20 @@ func build() (string, error) {
 		}
 	}
 	return dir, nil
+}
+
+// module is the folder of the go.mod at or above the working folder, or "".
+func module() string {
+	dir, err := os.Getwd()
+	for ; err == nil; dir = filepath.Dir(dir) {
+		if _, serr := os.Stat(filepath.Join(dir, "go.mod")); serr == nil {
+			return dir
+		}
+		if dir == filepath.Dir(dir) {
+			break
+		}
+	}
+	return ""
 }
 
 // collect finds the programs, then what ldd says of them.
