@@ -26,7 +26,7 @@ func Larger(t testing.TB, programs, trees []string) string {
 func larger(base string, programs, trees []string) (string, error) {
 	var paths []string
 	sum := sha256.New()
-	fmt.Fprintln(sum, "1", base, trees)
+	fmt.Fprintln(sum, "1", filepath.Base(base), trees)
 	for _, name := range programs {
 		path, err := exec.LookPath(name)
 		if err != nil {
