@@ -40,3 +40,20 @@ func TestBinaryIsTheIDItself(t *testing.T) {
 		}
 	}
 }
+
+// If it fails, a mistyped id is looked for and reported as gone, or refused with words that don't help.
+func TestCheck(t *testing.T) {
+	good := string(NewNode())
+	if err := Check(good, "nd_", "node"); err != nil {
+		t.Error(err)
+	}
+	for _, bad := range []string{"", "nd", "nd_", good[:len(good)-1], good + "0", good + "\n", " " + good, strings.ToUpper(good), "nd_" + strings.ToUpper(good[3:]),
+		good[:10] + "u" + good[11:], "nd_8" + good[4:], "tr_" + good[3:], "nd_" + strings.Repeat("\xff", 26)} {
+		err := Check(bad, "nd_", "node")
+		if err == nil {
+			t.Errorf("%q was taken for an id", bad)
+		} else if text := err.Error(); !strings.Contains(text, "node") || strings.ContainsAny(text, "\n\xff") || strings.Contains(text, "ulid") {
+			t.Errorf("%q is refused with %q", bad, text)
+		}
+	}
+}

@@ -56,8 +56,8 @@ func Check(id, prefix, what string) error {
 	if !strings.HasPrefix(id, prefix) {
 		return fault.New(fault.Invalid, "bad_id", "%q is not the id of a %s: those start with %q", id, what, prefix)
 	}
-	if _, err := ulid.ParseStrict(strings.ToUpper(id[len(prefix):])); err != nil {
-		return fault.New(fault.Invalid, "bad_id", "%q is not the id of a %s: %v", id, what, err)
+	if _, ok := Binary(id, prefix); !ok {
+		return fault.New(fault.Invalid, "bad_id", "%q is not the id of a %s: after %q come 26 digits and lower-case letters; was it copied whole?", id, what, prefix)
 	}
 	return nil
 }
