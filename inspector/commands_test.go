@@ -74,7 +74,7 @@ func TestRealCommands(t *testing.T) {
 			w.BeginTurn()
 			out, err := b.try("/bin/sh", "-c", c.script)
 			if err != nil {
-				t.Logf("%v: %s", err, out)
+				t.Errorf("it failed, which shows nothing: %v: %s", err, out)
 			}
 			r := barrier(w)
 			if !shows(r.Verdict, c.want) {
