@@ -2,7 +2,10 @@ package service
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"github.com/oklog/ulid/v2"
@@ -70,11 +73,28 @@ func (s *Service) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo
 	return resp, err
 }
 
-func (s *Service) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
+// stream has a goroutine of its own for the handler, which may be in a Send that its client doesn't read, or in a Recv of what
+// that doesn't write: only the end of the whole stream interrupts those. See streamWith.
+func (s *Service) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+	call := &streamWith{ServerStream: ss, stalled: make(chan struct{}), done: make(chan struct{})}
+	ended := make(chan error, 1)
+	go func() {
+		defer close(call.done)
+		ended <- s.streamed(srv, call, info, handle)
+	}()
+	select {
+	case err := <-ended:
+		return err
+	case <-call.stalled:
+		return toStatus(call.id, call.over())
+	}
+}
+
+func (s *Service) streamed(srv any, call *streamWith, info *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
 	began := time.Now()
-	ctx, cancel, id := admit(ss.Context())
+	ctx, cancel, id := admit(call.ServerStream.Context())
 	defer cancel()
-	ss.SetTrailer(metadata.Pairs(requestHeader, id))
+	call.SetTrailer(metadata.Pairs(requestHeader, id))
 	defer func() { err = s.outcome(ctx, id, info.FullMethod, began, recover(), err) }()
 	who, err := s.admits(ctx, info.FullMethod)
 	if err != nil {
@@ -86,28 +106,79 @@ func (s *Service) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerI
 		return err
 	}
 	defer func() { err = leave(err) }()
-	return handle(srv, streamWith{ss, context.WithValue(within, callerKey{}, who), who})
+	call.id, call.who, call.ctx = id, who, context.WithValue(within, callerKey{}, who)
+	defer context.AfterFunc(call.ctx, call.lastWords)()
+	return handle(srv, call)
 }
 
+// streamWith is a stream whose call has an end of its own, a deadline or another attempt of its run, of which
+// grpc doesn't know. A client that lives, but neither reads nor writes, must not hold up its handler beyond that, as others
+// wait for the handler: when the call has ended, all Sends and Recvs together wait for no more than patience.
 type streamWith struct {
 	grpc.ServerStream
 	ctx context.Context
 	who *caller
+	id  string
+
+	waiting atomic.Int32  // Sends and Recvs
+	cut     atomic.Bool   // no more of them
+	stalled chan struct{} // closed when it is cut during one
+	done    chan struct{} // closed when the handler has ended
 }
 
-func (s streamWith) RecvMsg(m any) error {
+// lastWords begins when the call has ended.
+func (s *streamWith) lastWords() {
+	const step = 50 * time.Millisecond
+	tick := time.NewTicker(step)
+	defer tick.Stop()
+	for waited := time.Duration(0); waited < patience; {
+		select {
+		case <-s.done:
+			return
+		case <-tick.C:
+		}
+		if s.waiting.Load() > 0 {
+			waited += step
+		}
+	}
+	s.cut.Store(true)
+	if s.waiting.Load() > 0 {
+		close(s.stalled)
+	}
+}
+
+// over is why.
+func (s *streamWith) over() error {
+	err := context.Cause(s.ctx)
+	if f := (&fault.Error{}); errors.As(err, &f) {
+		return f
+	}
+	return fmt.Errorf("the call has ended, and its client is slow: %w", err)
+}
+
+func (s *streamWith) RecvMsg(m any) error {
+	s.waiting.Add(1)
+	defer s.waiting.Add(-1)
+	if s.cut.Load() {
+		return s.over()
+	}
 	if err := s.ServerStream.RecvMsg(m); err != nil {
 		return err
 	}
 	return s.who.request(m)
 }
 
-func (s streamWith) SendMsg(m any) error {
+func (s *streamWith) SendMsg(m any) error {
+	s.waiting.Add(1)
+	defer s.waiting.Add(-1)
+	if s.cut.Load() {
+		return s.over()
+	}
 	s.who.answer(m)
 	return s.ServerStream.SendMsg(m)
 }
 
-func (s streamWith) Context() context.Context { return s.ctx }
+func (s *streamWith) Context() context.Context { return s.ctx }
 
 // outcome translates a failure, once, and logs who has called.
 func (s *Service) outcome(ctx context.Context, id, method string, began time.Time, panicked any, err error) error {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"google.golang.org/grpc/metadata"
@@ -124,6 +125,59 @@ func TestNewAttemptEndsTheOld(t *testing.T) {
 	}
 	if err := turn(third.GetAttempt(), kept.GetSandbox().GetId(), "true"); reason(err) != "run_closed" {
 		t.Fatalf("a turn in a closed run: %v", err)
+	}
+}
+
+// If it fails, an attempt that hangs, and whose process lives, keeps the next one from beginning: its calls are in the middle of
+// a stream that it neither reads nor writes.
+func TestAHangingAttemptHoldsUpNoOther(t *testing.T) {
+	d := running(t)
+	const run = "hanging"
+	first := d.openRun(t, run, false)
+	made := d.treeOfRun(t, run, first.GetAttempt())
+	hangs, cancel := context.WithCancel(context.Background()) // its calls have no deadline that would end them
+	defer cancel()
+	of := metadata.AppendToOutgoingContext(hangs, runHeader, fmt.Sprintf("%s/%d", run, first.GetAttempt()))
+	if _, err := d.client.WatchTree(of, &boxwoodv1.WatchTreeRequest{TreeId: made.GetTree().GetId()}); err != nil {
+		t.Fatal(err)
+	}
+	upload, err := d.client.Upload(of)
+	if err == nil {
+		err = upload.Send(&boxwoodv1.UploadRequest{Part: &boxwoodv1.UploadRequest_Start{Start: &boxwoodv1.UploadStart{SandboxId: made.GetSandbox().GetId(), Path: "/root"}}})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	imports, err := d.client.ImportTree(of)
+	if err == nil {
+		err = imports.Send(&boxwoodv1.ImportTreeRequest{Part: &boxwoodv1.ImportTreeRequest_Start{Start: &boxwoodv1.ImportTreeStart{}}})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	turn, err := d.client.RunTurn(of, &boxwoodv1.RunTurnRequest{SandboxId: d.treeOfRun(t, run, first.GetAttempt()).GetSandbox().GetId(),
+		Command: &boxwoodv1.Command{Shell: []byte("head -c 30000000 /dev/zero")}})
+	if err == nil {
+		_, err = turn.Recv()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	// More changes than windows and buffers on the way to the client hold.
+	policy := strings.Repeat("x", 4000)
+	for i := range 1000 {
+		value := float64(i)
+		if _, err := d.client.Annotate(of, &boxwoodv1.AnnotateRequest{Annotations: []*boxwoodv1.NodeAnnotation{
+			{NodeId: made.GetRoot().GetId(), Value: &value, Labels: map[string]string{"long": policy}}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	second, err := d.client.OpenRun(ctx(t), &boxwoodv1.OpenRunRequest{Name: run})
+	if err != nil || second.GetReleased() != 2 {
+		t.Fatalf("the next attempt: %v, %v", second, err)
+	}
+	if err := upload.RecvMsg(&boxwoodv1.UploadResponse{}); reason(err) != "attempt_superseded" {
+		t.Errorf("the upload ended with %v", err)
 	}
 }
 
