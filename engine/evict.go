@@ -57,11 +57,12 @@ func (e *Engine) PruneStates(ctx context.Context, id ids.Node, keep, release boo
 				WithHint("keep the node and prune the states below it")
 		}
 		var list []*tree.Node
+		based := e.based()
 		for n := range tx.Subtree(id) {
 			if n.Checkpoint == "" || keep && n.ID == id {
 				continue
 			}
-			if err := e.evictable(tx, n); err != nil {
+			if err := evictable(tx, based, n); err != nil {
 				return err
 			}
 			list = append(list, n)
@@ -82,27 +83,27 @@ func (e *Engine) PruneStates(ctx context.Context, id ids.Node, keep, release boo
 }
 
 // evictable refuses a node whose state is in use.
-func (e *Engine) evictable(tx *tree.Tx, n *tree.Node) error {
+func evictable(tx *tree.Tx, based map[ids.Checkpoint]ids.Sandbox, n *tree.Node) error {
 	if err := tx.Unused(n); err != nil || n.Checkpoint == "" {
 		return err
 	}
-	if s := e.basedOn(n.Checkpoint); s != "" {
+	if s := based[n.Checkpoint]; s != "" {
 		return fault.New(fault.Precondition, "sandbox_there", "what sandbox %s changes is compared with node %s", s, n.ID).WithHint("release it first")
 	}
 	return nil
 }
 
-// basedOn is a live sandbox whose last successful capture is this checkpoint; empty: none.
-func (e *Engine) basedOn(id ids.Checkpoint) ids.Sandbox {
+// based are the checkpoints that are the last successful capture of a live sandbox, each with such a one.
+func (e *Engine) based() map[ids.Checkpoint]ids.Sandbox {
+	of := map[ids.Checkpoint]ids.Sandbox{}
 	for _, s := range e.live() {
 		s.mu.Lock()
-		based := s.body.checkpoint != nil && s.body.checkpoint.ID == id
-		s.mu.Unlock()
-		if based {
-			return s.id
+		if k := s.body.checkpoint; k != nil {
+			of[k.ID] = s.id
 		}
+		s.mu.Unlock()
 	}
-	return ""
+	return of
 }
 
 // evict withholds nodes, parents first, and says how each can be made again.
@@ -116,8 +117,9 @@ func (e *Engine) evict(tx *tree.Tx, list []*tree.Node, why string) (Pruned, erro
 			own[k.ID] = k
 		}
 	}
+	again := recipes{}
 	for _, n := range list {
-		if err := tx.SetWithheld(n.ID, fmt.Sprintf("evicted %s%s", why, replay(tx, n.ID, going))); err != nil {
+		if err := tx.SetWithheld(n.ID, fmt.Sprintf("evicted %s%s", why, again.of(tx, n.ID, going))); err != nil {
 			return out, err
 		}
 		out.Nodes++
@@ -135,16 +137,36 @@ func (e *Engine) evict(tx *tree.Tx, list []*tree.Node, why string) (Pruned, erro
 	return out, nil
 }
 
-// replay says from where a node can be made again.
-func replay(tx *tree.Tx, id ids.Node, going map[ids.Node]bool) string {
-	turns := 0
+// recipes are from where nodes can be made again: those of one change, so that a path is walked once, however many nodes of
+// it go.
+type recipes map[ids.Node]recipe
+
+type recipe struct {
+	from  ids.Node // empty: from nowhere
+	turns int
+}
+
+func (r recipes) of(tx *tree.Tx, id ids.Node, going map[ids.Node]bool) string {
+	var path []ids.Node
+	var found recipe
 	for a := range tx.PathToRoot(id) {
-		if a.Checkpoint != "" && !going[a.ID] {
-			return fmt.Sprintf("; %d turns from node %s make it again", turns, a.ID)
+		known, ok := r[a.ID]
+		if !ok && a.Checkpoint != "" && !going[a.ID] {
+			known, ok = recipe{from: a.ID}, true
 		}
-		turns++
+		if ok {
+			found = known
+			break
+		}
+		path = append(path, a.ID)
 	}
-	return ""
+	for i, n := range slices.Backward(path) {
+		r[n] = recipe{found.from, found.turns + len(path) - i}
+	}
+	if found.from == "" {
+		return ""
+	}
+	return fmt.Sprintf("; %d turns from node %s make it again", r[id].turns, found.from)
 }
 
 // Retain applies the policy once, and says what that gave back. A closed tree whose states go comes back into memory for
@@ -158,31 +180,44 @@ func (e *Engine) Retain(ctx context.Context) (Pruned, error) {
 		return Pruned{}, err
 	}
 	var total Pruned
-	for _, k := range going {
+	for some := range slices.Chunk(going, evictStep) {
 		var got Pruned
 		_, err := e.Store.Update(ctx, func(tx *tree.Tx) error {
-			list, err := tx.UsersOf(k.ID)
-			if err != nil {
-				return err
-			}
-			for _, n := range list {
-				if err := e.evictable(tx, n); err != nil {
+			var list []*tree.Node
+			based := e.based()
+			for _, k := range some {
+				users, err := tx.UsersOf(k.ID)
+				if err != nil {
 					return err
+				}
+				unused := true // since it was looked for
+				for _, n := range users {
+					err := evictable(tx, based, n)
+					if unused = unused && err == nil; err != nil && !fault.Is(err, fault.Precondition) {
+						return err
+					}
+				}
+				if unused {
+					list = append(list, users...)
 				}
 			}
 			slices.SortFunc(list, func(a, b *tree.Node) int { return cmp.Compare(a.Depth, b.Depth) })
+			var err error
 			got, err = e.evict(tx, list, "by policy")
 			return err
 		})
-		if err == nil {
-			total.Nodes, total.Checkpoints, total.FreedBytes = total.Nodes+got.Nodes, total.Checkpoints+got.Checkpoints, total.FreedBytes+got.FreedBytes
-		} else if !fault.Is(err, fault.Precondition) { // else somebody has come to use it
+		if err != nil {
 			return total, err
 		}
+		total.Nodes, total.Checkpoints, total.FreedBytes = total.Nodes+got.Nodes, total.Checkpoints+got.Checkpoints, total.FreedBytes+got.FreedBytes
 	}
 	e.removeCondemned(ctx)
 	return total, nil
 }
+
+// evictStep is how many states one change gives up: the way to the nearest that stays is walked once for them all, and the
+// disk waited for once.
+const evictStep = 64
 
 // retained is what a policy knows of checkpoints and of archived trees from when it was applied last, so that what
 // doesn't change is read from the disk once. Of one goroutine at a time.
