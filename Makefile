@@ -53,8 +53,8 @@ load: ## a minute of all the events that sandboxes can make (nightly)
 vm-test: ## the inspector's root tests on Debian 12's own kernel, in an emulated machine (nightly)
 	@scripts/vm-test.sh
 
-crash: ## break every step by error, panic and kill -9, then kill a daemon under load, FOR=10m (nightly; SEED=... repeats a run)
-	@$(ENV) BOXWOOD_REQUIRE=all go test -count=1 ./engine/service -run '^(TestCrashMatrix|TestKilledUnderLoad)$$' -v -timeout 12h -args -crash.full -crash.for $(or $(FOR),10m) -crash.seed $(or $(SEED),0)
+crash: ## break every step by error, panic and kill -9, then kill a daemon under load, FOR=10m, of CLIENTS=4 at once (nightly; SEED=... repeats a run)
+	@$(ENV) BOXWOOD_REQUIRE=all go test -count=1 ./engine/service -run '^(TestCrashMatrix|TestKilledUnderLoad)$$' -v -timeout 12h -args -crash.full -crash.for $(or $(FOR),10m) -crash.clients $(or $(CLIENTS),4) -crash.seed $(or $(SEED),0)
 
 payloads: ## every program that verifies itself, captured, forked, rolled back, with daemon and CRIU killed; then random paths with processes (nightly; SEED=... repeats the paths)
 	@$(ENV) BOXWOOD_REQUIRE=all go test -count=1 ./engine/service -run '^(TestPayloads|TestShellPayloads|TestKilledCRIU|TestDaemonKilledInTheWindow|TestPathsAreWhatTheyAreAlone)$$' -v -timeout 12h -args -payloads.full -meta.n $(or $(N),2000) -meta.seed $(or $(SEED),0)

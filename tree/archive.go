@@ -170,15 +170,21 @@ func (s *Store) Recall(ctx context.Context, id ids.Tree) error {
 	if !ok {
 		return fault.New(fault.NotFound, "tree_not_found", "there is no tree %q", id)
 	}
+	var last nodeKey // of those moved: what is before it would be passed over anew each time
 	for {
 		t, err := s.View().Tree(id)
 		if err != nil || t.Archive == InMemory {
 			return err
 		}
 		// Rows of an archived tree don't change, so they are read before the change that moves them.
-		rows, err := s.archiveRows(k, s.o.archiveStep)
+		rows, err := s.archiveRows(k, last, s.o.archiveStep)
 		if err != nil {
 			return err
+		}
+		if len(rows) > 0 {
+			last = rows[len(rows)-1].id
+		} else if t.ArchivedNodes > 0 {
+			return rowsGone(id)
 		}
 		if _, err := s.Update(ctx, func(tx *Tx) error { return tx.recall(id, k, rows) }); err != nil {
 			return err
@@ -235,6 +241,9 @@ func (tx *Tx) recall(id ids.Tree, tree nodeKey, rows []nodeRow) error {
 // less than keep ago; it says how many.
 func (s *Store) ArchiveIdle(ctx context.Context, keep time.Duration) (archived int, err error) {
 	now := s.o.Clock()
+	s.mu.Lock() // of some the tree is gone
+	maps.DeleteFunc(s.recalled, func(_ ids.Tree, at time.Time) bool { return now.Sub(at) >= keep })
+	s.mu.Unlock()
 	for t := range scan[Tree](s.View().reader, trees, byResident, nil) {
 		s.mu.Lock()
 		at, was := s.recalled[t.ID]
@@ -267,6 +276,19 @@ func (tx *Tx) Node(id ids.Node) (*Node, error) {
 		return nil, tx.missing(id)
 	}
 	return n, nil
+}
+
+// Free refuses an id that a node has, of an archived tree, too: AddNode alone doesn't see those, since looking on the disk
+// for an id that was just made would cost each append a read. For ids that come from elsewhere.
+func (tx *Tx) Free(id ids.Node) error {
+	_, err := tx.Node(id)
+	if fault.Is(err, fault.NotFound) {
+		return nil
+	}
+	if err == nil || errors.As(err, new(archived)) {
+		return fault.New(fault.Exists, "node_exists", "there is a node %s already", id)
+	}
+	return err
 }
 
 // UsersOf are the nodes, of any tree, that have a checkpoint; those of an archived tree end the change, as in Node.
@@ -346,9 +368,10 @@ func (s *Store) where(node nodeKey) (*nodeKey, error) {
 	return &k, nil
 }
 
-// archiveRows are up to max rows of a tree, by node id; 0: all.
-func (s *Store) archiveRows(tree nodeKey, max int) (rows []nodeRow, err error) {
-	err = s.log.within(append(rowKey(archiveRows, ""), tree[:]...), func(k, value []byte) error {
+// archiveRows are up to max rows of a tree, by node id, from one on; 0: all.
+func (s *Store) archiveRows(tree, from nodeKey, max int) (rows []nodeRow, err error) {
+	prefix := append(rowKey(archiveRows, ""), tree[:]...)
+	err = s.log.withinFrom(prefix, append(bytes.Clone(prefix), from[:]...), func(k, value []byte) error {
 		if len(k) != 33 {
 			return damagedRow(archiveRows, fmt.Sprintf("%x", k), errors.New("it has no id"))
 		}
@@ -479,7 +502,7 @@ func (v *View) load(id ids.Tree) (reader, error) {
 		rows, ok, err = v.s.gather(id, k)
 		v.s.archiving.Unlock()
 		if err == nil && !ok {
-			err = fault.New(fault.DataLoss, "log_damaged", "rows of nodes of the archived tree %s are gone", id)
+			err = rowsGone(id)
 		}
 	}
 	if err != nil {
@@ -504,6 +527,10 @@ func (v *View) load(id ids.Tree) (reader, error) {
 	return v.shelf.r, nil
 }
 
+func rowsGone(id ids.Tree) error {
+	return fault.New(fault.DataLoss, "log_damaged", "rows of nodes of the archived tree %s are gone", id)
+}
+
 // gather has the nodes of a tree that may be archived, as they are at one instant; not ok: it
 // moved while they were read. Nodes change only while all are in memory, and the tree's ModifyIndex tells
 // whether that has been.
@@ -523,7 +550,7 @@ func (s *Store) gather(id ids.Tree, k nodeKey) (rows map[nodeKey]string, ok bool
 	if was.Archive == InMemory {
 		return rows, true, nil
 	}
-	onDisk, err := s.archiveRows(k, 0)
+	onDisk, err := s.archiveRows(k, nodeKey{}, 0)
 	if err != nil {
 		return nil, false, err
 	}

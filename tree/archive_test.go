@@ -296,3 +296,49 @@ func TestProvenIsSaidInArchivedTrees(t *testing.T) {
 		}
 	}
 }
+
+// If it fails, what comes from elsewhere takes the id of a node on the disk, and writes over what that did.
+func TestFreeSeesArchivedNodes(t *testing.T) {
+	s := mustOpen(t, "state", memory())
+	tr := mustTree(t, s)
+	here := mustNode(t, s, mustTree(t, s).Root)
+	gone := mustNode(t, s, tr.Root)
+	mustSetClosed(t, s, tr.ID, true)
+	if err := s.Archive(context.Background(), tr.ID); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		id    ids.Node
+		taken bool
+	}{{here.ID, true}, {gone.ID, true}, {ids.NewNode(), false}} {
+		_, err := s.Update(context.Background(), func(tx *Tx) error { return tx.Free(c.id) })
+		if c.taken {
+			wantFault(t, err, fault.Exists, "node_exists")
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := inMemory(s, tr.ID); n != 0 {
+		t.Fatalf("a look has brought %d nodes into memory", n)
+	}
+}
+
+// If it fails, a tree whose rows are gone is asked for without end.
+func TestArchiveWithoutRowsIsDamaged(t *testing.T) {
+	s := mustOpen(t, "state", memory())
+	tr := mustTree(t, s)
+	mustNode(t, s, tr.Root)
+	mustSetClosed(t, s, tr.ID, true)
+	if err := s.Archive(context.Background(), tr.ID); err != nil {
+		t.Fatal(err)
+	}
+	k, _ := keyOf(tr.ID, "tr_")
+	if err := s.log.db.DeleteRange(archiveKey(k, nodeKey{}), archiveKey(k, nodeKey(slices.Repeat([]byte{0xff}, 16))), nil); err != nil {
+		t.Fatal(err)
+	}
+	wantFault(t, s.Recall(testContext(t), tr.ID), fault.DataLoss, "log_damaged")
+	s.closed = true // nothing is left to be checked
+	if err := s.log.close(); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -334,12 +334,17 @@ func (d *disk) each(r rows, f func(id, value []byte) error) error {
 
 // within calls f with every row whose key, given whole, starts with prefix.
 func (d *disk) within(prefix []byte, f func(key, value []byte) error) error {
+	return d.withinFrom(prefix, prefix, f)
+}
+
+// withinFrom is within, from a key on.
+func (d *disk) withinFrom(prefix, from []byte, f func(key, value []byte) error) error {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
 	if d.closed {
 		return errClosed()
 	}
-	return d.scan(prefix, append(bytes.Clone(prefix), bytes.Repeat([]byte{0xff}, 64)...), f)
+	return d.scan(from, append(bytes.Clone(prefix), bytes.Repeat([]byte{0xff}, 64)...), f)
 }
 
 // scan is called with mu read-held.

@@ -23,17 +23,19 @@ var (
 )
 
 // soak is a trainer's month: each day some trees grow, are closed, lose the states beyond a policy, and are
-// pruned when they are keep days old. Saved states lie in a pool that only counts.
+// pruned when they are keep days old, while others grow, closed ones leave memory, and what nobody needs is given back. Saved
+// states lie in a pool that only counts.
 type soak struct {
 	*testing.T
 	s     *Store
-	now   atomic.Int64 // the store's clock: days, in ns
-	trees [][]ids.Tree // by day
+	now   atomic.Int64  // the store's clock: days, in ns
+	trees [][]ids.Tree  // by day
+	done  chan struct{} // cap 1: a tree was closed
 
 	mu       sync.Mutex
 	saved    map[ids.Snapshot]bool
 	dumps    map[ids.Process]bool
-	behind   int // the most that was condemned at the end of a day, with that day's prunes
+	behind   int // the most that was condemned at the end of a day
 	released int
 }
 
@@ -53,16 +55,20 @@ func TestSoak(t *testing.T) {
 		seed = rand.Uint64()
 	}
 	t.Logf("-args -soak.seed %d", seed)
-	k := &soak{T: t, saved: map[ids.Snapshot]bool{}, dumps: map[ids.Process]bool{}}
+	k := &soak{T: t, saved: map[ids.Snapshot]bool{}, dumps: map[ids.Process]bool{}, done: make(chan struct{}, 1)}
 	dir := t.TempDir()
 	k.s = mustOpen(t, dir, Options{Clock: func() time.Time { return time.Unix(0, k.now.Load()).UTC() }})
 	long := *soakTurns >= 10_000
 	var heaps, disks []int64
 	for day := range soakDays {
 		k.now.Store(int64(day+1) * int64(24*time.Hour))
-		k.grow(rand.New(rand.NewPCG(seed, uint64(day))))
-		k.end(day)
-		k.reap()
+		before := k.released
+		k.day(day, rand.New(rand.NewPCG(seed, uint64(day))))
+		k.behind = max(k.behind, k.condemned())
+		if due := k.released - before + k.condemned(); long && k.condemned() > due/2 {
+			t.Errorf("day %d: of %d states to be given back %d still wait", day, due, k.condemned())
+		}
+		k.clear()
 
 		v := k.s.View()
 		if n := v.CheckpointCount(""); n != len(k.saved) {
@@ -105,7 +111,7 @@ func TestSoak(t *testing.T) {
 	}
 	t.Logf("disk by day, MiB: %v; the trees that are kept have %d", mib(disks), policy>>20)
 	t.Logf("heap by day, MiB: %v", mib(heaps))
-	t.Logf("%d states given back, at most %d waited at the end of a day, with what that day pruned", k.released, k.behind)
+	t.Logf("%d states given back, at most %d waited at the end of a day", k.released, k.behind)
 	if most := slices.Max(disks); most > bound {
 		t.Errorf("the log took %d bytes, at most %d are due", most, bound)
 	}
@@ -119,32 +125,41 @@ func soakTrees() int { return max(soakWriters, (*soakTurns+soakTree-1)/soakTree)
 // states are how many a closed tree keeps beside its root's.
 func (k *soak) states() int { return max(1, *soakTurns/soakTrees()/soakStates) }
 
-// grow is one day of turns, several trees at once, while states that nobody needs any more are given back.
-func (k *soak) grow(rnd *rand.Rand) {
-	var growing, reaping sync.WaitGroup
+// day is one of turns on several trees at once. With each tree that ends one of some days ago is pruned; beside that the
+// closed ones leave memory and states that nobody needs any more are given back.
+func (k *soak) day(day int, rnd *rand.Rand) {
+	var growing, clearing sync.WaitGroup
+	type job struct {
+		*rand.Rand
+		old ids.Tree
+	}
 	trees := soakTrees()
-	jobs := make(chan *rand.Rand, trees)
-	for range trees {
-		jobs <- rand.New(rand.NewPCG(rnd.Uint64(), 0))
+	jobs := make(chan job, trees)
+	for i := range trees {
+		j := job{Rand: rand.New(rand.NewPCG(rnd.Uint64(), 0))}
+		if day >= soakKeep {
+			j.old = k.trees[day-soakKeep][i]
+		}
+		jobs <- j
 	}
 	close(jobs)
-	done := make(chan struct{})
-	reaping.Go(func() {
+	over := make(chan struct{})
+	clearing.Go(func() {
 		for {
 			select {
-			case <-done:
+			case <-over:
 				return
-			default:
-				k.reap()
-				runtime.Gosched()
+			case <-k.done:
+				k.clear()
 			}
 		}
 	})
 	today := make([]ids.Tree, 0, trees)
 	for range soakWriters {
 		growing.Go(func() {
-			for rnd := range jobs {
-				tr := k.tree(rnd, *soakTurns/trees)
+			for j := range jobs {
+				tr := k.tree(j.Rand, *soakTurns/trees)
+				k.end(tr, j.old)
 				k.mu.Lock()
 				today = append(today, tr)
 				k.mu.Unlock()
@@ -152,8 +167,8 @@ func (k *soak) grow(rnd *rand.Rand) {
 		})
 	}
 	growing.Wait()
-	close(done)
-	reaping.Wait()
+	close(over)
+	clearing.Wait()
 	k.trees = append(k.trees, today)
 }
 
@@ -233,55 +248,61 @@ func (k *soak) save(tr ids.Tree, n ids.Node, dump bool) func(tx *Tx) error {
 	}
 }
 
-// end closes the day's trees, gives up their oldest states beyond the policy, prunes what is too old, and has the rest
-// leave memory.
-func (k *soak) end(day int) {
-	for _, tr := range k.trees[day] {
+// end closes a tree, gives up its oldest states beyond the policy, and prunes an old one, if there is one.
+func (k *soak) end(tr, old ids.Tree) {
+	k.update(func(tx *Tx) error {
+		t, err := tx.Tree(tr)
+		if err != nil {
+			return err
+		}
+		c := *t
+		c.Closed = true
+		if err := tx.PutTree(c); err != nil {
+			return err
+		}
+		var own []*Checkpoint
+		for x := range tx.CheckpointsOf(tr) {
+			if x.Node != t.Root {
+				own = append(own, x)
+			}
+		}
+		slices.SortFunc(own, func(a, b *Checkpoint) int { return a.CreatedAt.Compare(b.CreatedAt) })
+		for _, x := range own[:max(0, len(own)-k.states())] {
+			for _, n := range slices.Collect(tx.CheckpointUsers(x.ID)) {
+				if err := tx.SetWithheld(n.ID, "evicted by policy"); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+	if old != "" {
 		k.update(func(tx *Tx) error {
-			t, err := tx.Tree(tr)
+			t, err := tx.Tree(old)
 			if err != nil {
 				return err
 			}
-			c := *t
-			c.Closed = true
-			if err := tx.PutTree(c); err != nil {
-				return err
-			}
-			var own []*Checkpoint
-			for x := range tx.CheckpointsOf(tr) {
-				if x.Node != t.Root {
-					own = append(own, x)
-				}
-			}
-			slices.SortFunc(own, func(a, b *Checkpoint) int { return a.CreatedAt.Compare(b.CreatedAt) })
-			for _, x := range own[:max(0, len(own)-k.states())] {
-				for _, n := range slices.Collect(tx.CheckpointUsers(x.ID)) {
-					if err := tx.SetWithheld(n.ID, "evicted by policy"); err != nil {
-						return err
-					}
-				}
-			}
-			return nil
+			_, err = tx.Prune(t.Root, false)
+			return err
 		})
 	}
-	if old := day - soakKeep; old >= 0 {
-		for _, tr := range k.trees[old] {
-			k.update(func(tx *Tx) error {
-				t, err := tx.Tree(tr)
-				if err != nil {
-					return err
-				}
-				_, err = tx.Prune(t.Root, false)
-				return err
-			})
-		}
-		k.trees[old] = nil
+	select {
+	case k.done <- struct{}{}:
+	default:
 	}
-	if _, err := k.s.ArchiveIdle(context.Background(), 0); err != nil {
+}
+
+func (k *soak) condemned() int {
+	v := k.s.View()
+	return len(slices.Collect(v.Condemned())) + len(slices.Collect(v.CondemnedProcesses()))
+}
+
+// clear takes closed trees out of memory, but for those that are about to be pruned, and gives back what is condemned.
+func (k *soak) clear() {
+	if _, err := k.s.ArchiveIdle(context.Background(), time.Nanosecond); err != nil {
 		k.Error(err)
 	}
-	waits := len(slices.Collect(k.s.View().Condemned()))
-	k.behind = max(k.behind, waits)
+	k.reap()
 }
 
 // reap gives back what is condemned.

@@ -231,7 +231,8 @@ func (tx *Tx) putTree(t Tree) error {
 
 // AddNode records a new node of an existing tree, with what its turn did. The
 // store sets Depth, Ordinal and the indexes; the parent must be there, unless
-// the node is the tree's Root. Exists if the id is taken.
+// the node is the tree's Root. Exists if the id is taken; one that wasn't just made may be that of an archived
+// tree's node, see Free.
 func (tx *Tx) AddNode(n Node) (*Node, error) {
 	if err := named(&n); err != nil {
 		return nil, err

@@ -30,6 +30,7 @@ var (
 	crashFull = flag.Bool("crash.full", false, "each step by error, panic and kill, not only one of them")
 	crashFor  = flag.Duration("crash.for", 6*time.Second, "how long TestKilledUnderLoad goes on")
 	crashSeed = flag.Uint64("crash.seed", 0, "repeats a run; 0: another each time")
+	crashMany = flag.Int("crash.clients", 4, "clients at once of TestKilledUnderLoad")
 	crashFrom = flag.String("crash.from", "", "steps from this one on")
 )
 
@@ -708,7 +709,7 @@ func (w *world) killedAtRandom() {
 	d := w.running
 	stop, cancel := context.WithCancel(context.Background())
 	var all sync.WaitGroup
-	for range 4 {
+	for range *crashMany {
 		all.Go(func() {
 			for stop.Err() == nil {
 				w.work(d)
