@@ -63,7 +63,7 @@ func (x *exporter) describe(p *tree.ProcessState) (*pb.ArchiveProcess, error) {
 }
 
 // process writes the files of a process state, which is held against its record first.
-func (x *exporter) process(p *tree.ProcessState) error {
+func (x *exporter) process(ctx context.Context, p *tree.ProcessState) error {
 	k := x.e.keepers[p.Kind]
 	if k == nil {
 		return errVault(p, errors.New("nothing here can read it"))
@@ -80,14 +80,14 @@ func (x *exporter) process(p *tree.ProcessState) error {
 		return err
 	}
 	for _, name := range names {
-		if err := x.file(p, dir, name); err != nil {
+		if err := x.file(ctx, p, dir, name); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (x *exporter) file(p *tree.ProcessState, dir, name string) error {
+func (x *exporter) file(ctx context.Context, p *tree.ProcessState, dir, name string) error {
 	size, err := dumpFileSize(dir, name)
 	if err != nil {
 		return err
@@ -100,7 +100,7 @@ func (x *exporter) file(p *tree.ProcessState, dir, name string) error {
 	if err := x.w.Put(archive.File, &pb.ArchiveFile{ProcessId: string(p.ID), Name: name, Size: size}); err != nil {
 		return err
 	}
-	return x.w.Content(f, size)
+	return x.w.Content(ctx, f, size)
 }
 
 // DumpsFrom says what becomes of dumps that an archive has.
@@ -129,7 +129,7 @@ type incoming struct {
 
 // admitStates refuses what this host can't restore.
 func (m *importer) admitStates() error {
-	var total int64
+	var total float64
 	for _, p := range m.r.Head.Processes {
 		s := &incoming{record: &tree.ProcessState{ID: ids.NewProcess(), Kind: tree.ProcessKind(p.Kind), Digest: p.Digest, Bytes: p.Bytes,
 			Kernel: p.Kernel, Program: p.Program, CreatedAt: time.Unix(0, p.CreatedAt)}}
@@ -143,15 +143,15 @@ func (m *importer) admitStates() error {
 			}
 		}
 		if !s.left {
-			total += p.Bytes
+			total += float64(p.Bytes) // may say anything
 		}
 	}
 	var disk unix.Statfs_t
 	if err := unix.Statfs(m.e.vault.dir, &disk); err != nil {
 		return err
 	}
-	if free := int64(disk.Bavail) * disk.Bsize; total < 0 || total > free {
-		return fault.New(fault.Exhausted, "disk_full", "the archive has process states of %d bytes, and %d are free below %s", total, free, m.e.cfg.StateDir).
+	if free := float64(disk.Bavail) * float64(disk.Bsize); total > free {
+		return fault.New(fault.Exhausted, "disk_full", "the archive has process states of %.0f bytes, and %.0f are free below %s", total, free, m.e.cfg.StateDir).
 			WithHint("free some space, or leave the dumps out")
 	}
 	return nil
@@ -205,8 +205,13 @@ func (m *importer) file(body []byte) (archive.Kind, []byte, error) {
 	case s.left:
 		return m.skip()
 	}
-	// The list of sums isn't counted in what a dump has.
-	if s.bytes += head.Size; head.Size < 0 || head.Name != sumsName && s.bytes > s.record.Bytes || head.Size > maxSums && head.Name == sumsName {
+	room := s.record.Bytes - s.bytes
+	if head.Name == sumsName { // isn't counted in what a dump has
+		room = maxSums
+	} else {
+		s.bytes += min(head.Size, room)
+	}
+	if head.Size < 0 || head.Size > room {
 		return 0, nil, archive.Damaged("process state %.100q is larger than the header says", head.ProcessId)
 	}
 	dir := m.e.vault.folder(s.record.ID)

@@ -166,13 +166,14 @@ type Engine struct {
 	condemned atomic.Bool   // one of them is removeCondemned
 	setups    flights       // set-ups being run, by digest
 	images    sync.Mutex    // one import or removal at a time
-	imports   sync.RWMutex  // of trees: no image is removed meanwhile
 
 	mu        sync.Mutex
 	sandboxes map[ids.Sandbox]*sandbox
 	turns     map[ids.Turn]*turn
 	pending   map[ids.Node]*sched.Job // captures not yet decided
 	held      map[string]int          // snapshots and process states that are being read
+	importing map[ids.Image]int       // trees that come and stand on it
+	removing  ids.Image               // nothing new may stand on it
 	retained  retained
 	reserved  int // sandboxes being made
 	closing   bool
@@ -206,6 +207,7 @@ func New(ctx context.Context, parts Parts, cfg Config) (*Engine, error) {
 		turns:     map[ids.Turn]*turn{},
 		pending:   map[ids.Node]*sched.Job{},
 		held:      map[string]int{},
+		importing: map[ids.Image]int{},
 		settled:   make(chan struct{}),
 
 		closedTree: make(chan struct{}, 1),

@@ -48,7 +48,7 @@ func (e *Engine) ExportTree(ctx context.Context, what Export, w io.Writer) error
 	}
 	x.seen, x.manifests = map[string]place{}, map[ids.Checkpoint]bool{}
 	for _, p := range x.processes {
-		if err := x.process(p); err != nil {
+		if err := x.process(ctx, p); err != nil {
 			return fmt.Errorf("exporting process state %s: %w", p.ID, err)
 		}
 	}
@@ -56,7 +56,7 @@ func (e *Engine) ExportTree(ctx context.Context, what Export, w io.Writer) error
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := x.checkpoint(k); err != nil {
+		if err := x.checkpoint(ctx, k); err != nil {
 			return fmt.Errorf("exporting checkpoint %s: %w", k.ID, err)
 		}
 	}
@@ -234,7 +234,7 @@ func (x *exporter) header() (*pb.ArchiveHeader, error) {
 
 // checkpoint writes a snapshot, which is compared with its seal first. Its entries
 // are walked twice, so that its digest comes before them.
-func (x *exporter) checkpoint(k *tree.Checkpoint) error {
+func (x *exporter) checkpoint(ctx context.Context, k *tree.Checkpoint) error {
 	if err := failpoint.Hit("export checkpoint"); err != nil {
 		return err
 	}
@@ -242,7 +242,7 @@ func (x *exporter) checkpoint(k *tree.Checkpoint) error {
 		return err
 	}
 	m := archive.NewManifest()
-	if err := x.walk(k, func(e *pb.ArchiveEntry, _ *os.File) error { return m.Add(e) }); err != nil {
+	if err := x.walk(ctx, k, func(e *pb.ArchiveEntry, _ *os.File) error { return m.Add(e) }); err != nil {
 		return err
 	}
 	head := &pb.ArchiveCheckpoint{
@@ -262,23 +262,23 @@ func (x *exporter) checkpoint(k *tree.Checkpoint) error {
 	}
 	defer dir.Close()
 	for _, e := range m.Entries {
-		if err := x.entry(k, int(dir.Fd()), e); err != nil {
+		if err := x.entry(ctx, k, int(dir.Fd()), e); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (x *exporter) walk(k *tree.Checkpoint, visit func(*pb.ArchiveEntry, *os.File) error) error {
+func (x *exporter) walk(ctx context.Context, k *tree.Checkpoint, visit func(*pb.ArchiveEntry, *os.File) error) error {
 	dir, err := x.e.Pool.OpenSnapshot(k.Snapshot)
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	return archive.Walk(dir, visit)
+	return archive.Walk(ctx, dir, visit)
 }
 
-func (x *exporter) entry(k *tree.Checkpoint, dir int, e *pb.ArchiveEntry) error {
+func (x *exporter) entry(ctx context.Context, k *tree.Checkpoint, dir int, e *pb.ArchiveEntry) error {
 	content := e.Mode&unix.S_IFMT == unix.S_IFREG && len(e.Link) == 0 && e.Size > 0
 	if !content {
 		return x.w.Put(archive.Entry, e)
@@ -292,22 +292,12 @@ func (x *exporter) entry(k *tree.Checkpoint, dir int, e *pb.ArchiveEntry) error 
 	if err := x.w.Put(archive.Entry, e); err != nil || known {
 		return err
 	}
-	f, err := openBelow(dir, e.Path)
+	f, err := archive.Below(dir, string(e.Path), unix.O_RDONLY|unix.O_NONBLOCK)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	return x.w.Content(f, e.Size)
-}
-
-// openBelow opens a regular file of a snapshot.
-func openBelow(dir int, path []byte) (*os.File, error) {
-	fd, err := unix.Openat2(dir, string(path), &unix.OpenHow{Flags: unix.O_RDONLY | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC,
-		Resolve: unix.RESOLVE_NO_XDEV | unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS})
-	if err != nil {
-		return nil, &os.PathError{Op: "open", Path: string(path), Err: err}
-	}
-	return os.NewFile(uintptr(fd), string(path)), nil
+	return x.w.Content(ctx, f, e.Size)
 }
 
 // node writes a node, and its payload before it.

@@ -85,20 +85,66 @@ func union(a, b []string) []string {
 	return out
 }
 
+// standOn finds an image that a tree of an archive stands on, and keeps it from being removed until done is called.
+func (e *Engine) standOn(digest ids.Image) (image *tree.Image, done func(), err error) {
+	e.mu.Lock()
+	going := e.removing == digest
+	if !going {
+		e.importing[digest]++
+	}
+	e.mu.Unlock()
+	done = func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if e.importing[digest]--; e.importing[digest] == 0 {
+			delete(e.importing, digest)
+		}
+	}
+	if !going {
+		image, err = e.Store.View().Image(string(digest))
+		if err == nil && image.Digest == digest { // not one of that name
+			return image, done, nil
+		}
+		done()
+	}
+	return nil, nil, fault.New(fault.Precondition, "no_image", "the tree stands on image %s, which isn't here", digest).
+		WithHint("import that image first; the digest must be the same")
+}
+
+// remove keeps trees of archives from coming to stand on an image until done is called. One that is coming
+// may take as long as its client does, and isn't waited for.
+func (e *Engine) remove(image ids.Image) (done func(), err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.importing[image] > 0 {
+		return nil, fault.New(fault.Precondition, "image_in_use", "a tree that stands on image %s is being imported", image).
+			WithHint("try again when it is here, or has failed")
+	}
+	e.removing = image
+	return func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.removing = ""
+	}, nil
+}
+
 // RemoveImage removes an image that no tree stands on, and the layers that no
 // other image has.
 func (e *Engine) RemoveImage(ctx context.Context, ref string) (freed int64, err error) {
 	e.images.Lock()
 	defer e.images.Unlock()
-	e.imports.Lock()
-	defer e.imports.Unlock()
-	var gone *tree.Image
+	gone, err := findImage(e.Store.View(), ref)
+	if err != nil {
+		return 0, err
+	}
+	done, err := e.remove(gone.Digest)
+	if err != nil {
+		return 0, err
+	}
+	defer done()
 	var shared map[ids.Layer]bool
 	_, err = e.Store.Update(ctx, func(tx *tree.Tx) error {
 		shared = map[ids.Layer]bool{}
-		if gone, err = findImage(tx, ref); err != nil {
-			return err
-		}
 		for other := range tx.Images() {
 			if other.Digest != gone.Digest {
 				for _, l := range other.Layers {

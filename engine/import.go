@@ -10,7 +10,6 @@ import (
 	"io"
 	"maps"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -48,9 +47,12 @@ type Import struct {
 	Owner string
 }
 
-// maxRecords bounds the nodes and payloads of an archive, which are made durable in
-// one change and so lie in memory together.
+// maxRecords bounds what an import keeps in memory to its end: nodes and payloads, which are made durable in one change, and
+// what is known of the files of each checkpoint, since later ones may be laid over any.
 const maxRecords = 1 << 30
+
+// entryCost is what one more checkpoint costs for a file that is as in the one before it.
+const entryCost = 64
 
 // ImportTree makes a tree of an archive, all of it or nothing: file state and process
 // states first, which no record names yet and which a crash leaves to the next start;
@@ -62,12 +64,16 @@ func (e *Engine) ImportTree(ctx context.Context, r io.Reader, how Import, commit
 		return out, err
 	}
 	m := &importer{e: e, r: a, how: how, byID: map[string]*received{}, states: map[string]*incoming{},
-		payloads: map[string][]byte{}, names: map[string]string{}}
+		there: map[ids.Node]bool{}, payloads: map[string][]byte{}, names: map[string]string{}}
+	image, done, err := e.standOn(ids.Image(a.Head.GetTree().GetImage()))
+	if err != nil {
+		return out, err
+	}
+	defer done()
+	m.image = image
 	if err := m.admit(); err != nil {
 		return out, err
 	}
-	m.e.imports.RLock() // RemoveImage waits
-	defer m.e.imports.RUnlock()
 	defer func() {
 		if err != nil && !unsettled(err) {
 			m.removeAll(nil, nil)
@@ -92,6 +98,7 @@ type importer struct {
 	byID     map[string]*received // by id in the archive
 	states   map[string]*incoming // by id in the archive
 	nodes    []tree.Node
+	there    map[ids.Node]bool // by id in the archive
 	payloads map[string][]byte
 	records  int
 	bytes    int64
@@ -120,10 +127,6 @@ func (m *importer) admit() error {
 	}
 	if _, err := v.Tree(m.tree.ID); err == nil && !m.how.NewIDs {
 		return fault.New(fault.Exists, "tree_exists", "tree %s is here already", m.tree.ID).WithHint("import it under new ids to have it twice")
-	}
-	if m.image, err = v.Image(string(m.tree.Image)); err != nil {
-		return fault.New(fault.Precondition, "no_image", "the tree stands on image %s, which isn't here", m.tree.Image).
-			WithHint("import that image first; the digest must be the same")
 	}
 	m.layers = m.image.Layers
 	if want := strings.Join(h.Layers, " "); want != "" && want != strings.Trim(fmt.Sprint(m.layers), "[]") {
@@ -215,7 +218,7 @@ func (m *importer) data(f *os.File, size int64) (archive.Kind, []byte, error) {
 			return k, body, err
 		}
 		var d pb.ArchiveData
-		if err := proto.Unmarshal(body, &d); err != nil || d.Offset < 0 || d.Offset+int64(len(d.Data)) > size {
+		if err := proto.Unmarshal(body, &d); err != nil || d.Offset < 0 || d.Offset > size-int64(len(d.Data)) {
 			return 0, nil, archive.Damaged("a piece of a file lies outside it")
 		}
 		if _, err := f.WriteAt(d.Data, d.Offset); err != nil {
@@ -256,7 +259,12 @@ func (m *importer) checkpoint(ctx context.Context, body []byte) (k archive.Kind,
 		}
 	}
 	c.ck.Seal, err = m.e.Pool.AddSnapshot(ctx, c.ck.Snapshot, over, func(upper string) error {
-		k, next, err = m.fill(ctx, c, archive.NewLayer(upper, old))
+		dir, err := os.Open(upper)
+		if err != nil {
+			return err
+		}
+		defer dir.Close()
+		k, next, err = m.fill(ctx, c, archive.NewLayer(dir, old))
 		return err
 	})
 	if err != nil {
@@ -281,7 +289,14 @@ func (m *importer) fill(ctx context.Context, c *received, l *archive.Layer) (arc
 		if k != archive.Entry || proto.Unmarshal(body, e) != nil {
 			return 0, nil, archive.Damaged("checkpoint %s lacks entries", c.head.Id)
 		}
-		if k, body, err = m.entry(l, e); err != nil {
+		cost := len(body)
+		if old := l.Before(e); old != nil {
+			e, cost = old, entryCost
+		}
+		if err := m.grow(cost); err != nil {
+			return 0, nil, err
+		}
+		if k, body, err = m.entry(ctx, l, e); err != nil {
 			return 0, nil, err
 		}
 	}
@@ -295,11 +310,11 @@ func (m *importer) fill(ctx context.Context, c *received, l *archive.Layer) (arc
 		return 0, nil, err
 	}
 	c.manifest = l.Now()
-	return k, body, l.Same()
+	return k, body, l.Same(ctx)
 }
 
 // entry makes one file, and gives the frame after it.
-func (m *importer) entry(l *archive.Layer, e *pb.ArchiveEntry) (archive.Kind, []byte, error) {
+func (m *importer) entry(ctx context.Context, l *archive.Layer, e *pb.ArchiveEntry) (archive.Kind, []byte, error) {
 	f, err := l.Put(e)
 	if err != nil {
 		return 0, nil, err
@@ -315,7 +330,7 @@ func (m *importer) entry(l *archive.Layer, e *pb.ArchiveEntry) (archive.Kind, []
 		return m.data(f, e.Size)
 	}
 	if e.SameCheckpoint != "" {
-		if err := m.share(f, e); err != nil {
+		if err := m.share(ctx, f, e); err != nil {
 			f.Close()
 			return 0, nil, err
 		}
@@ -325,11 +340,11 @@ func (m *importer) entry(l *archive.Layer, e *pb.ArchiveEntry) (archive.Kind, []
 		f.Close()
 		return 0, nil, err
 	}
-	return k, body, l.Fill(f, e)
+	return k, body, l.Fill(ctx, f, e)
 }
 
 // share takes a content that is here already, without a copy where the pool can.
-func (m *importer) share(f *os.File, e *pb.ArchiveEntry) error {
+func (m *importer) share(ctx context.Context, f *os.File, e *pb.ArchiveEntry) error {
 	from := m.byID[e.SameCheckpoint]
 	if from == nil {
 		return archive.Damaged("entry %.200q has the content of a checkpoint that isn't there", e.Path)
@@ -342,7 +357,7 @@ func (m *importer) share(f *os.File, e *pb.ArchiveEntry) error {
 		return err
 	}
 	defer dir.Close()
-	src, err := openBelow(int(dir.Fd()), e.SamePath)
+	src, err := archive.Below(int(dir.Fd()), string(e.SamePath), unix.O_RDONLY|unix.O_NONBLOCK)
 	if err != nil {
 		return err
 	}
@@ -351,8 +366,7 @@ func (m *importer) share(f *os.File, e *pb.ArchiveEntry) error {
 		return nil
 	}
 	m.bytes += e.Size
-	_, err = io.Copy(f, src)
-	return err
+	return archive.Copy(ctx, f, src)
 }
 
 func (m *importer) payload(body []byte) error {
@@ -366,7 +380,7 @@ func (m *importer) payload(body []byte) error {
 
 func (m *importer) grow(n int) error {
 	if m.records += n; m.records > maxRecords {
-		return fault.New(fault.Invalid, "archive_too_large", "the nodes and payloads of the archive have over %d bytes", maxRecords).
+		return fault.New(fault.Invalid, "archive_too_large", "the nodes, payloads and lists of files of the archive take over %d bytes of memory", maxRecords).
 			WithHint("export parts of the tree")
 	}
 	return nil
@@ -381,9 +395,15 @@ func (m *importer) node(body []byte) error {
 	if err := ids.Check(string(n.ID), "nd_", "node"); err != nil {
 		return archive.Damaged("%w", err)
 	}
-	if n.PayloadDigest != "" && m.payloads[n.PayloadDigest] == nil {
+	switch {
+	case m.there[n.ID]:
+		return archive.Damaged("node %s comes twice", n.ID)
+	case n.Parent == "" != (m.name(string(n.ID)) == string(m.tree.Root)) || n.Parent != "" && !m.there[n.Parent]:
+		return archive.Damaged("node %s has parent %.100q, which doesn't come before it", n.ID, n.Parent)
+	case n.PayloadDigest != "" && m.payloads[n.PayloadDigest] == nil:
 		return archive.Damaged("node %s names a payload that isn't there", n.ID)
 	}
+	m.there[n.ID] = true
 	switch c := m.byID[string(n.Checkpoint)]; {
 	case n.Checkpoint == "" && n.Capture == tree.Withheld && n.WithheldReason != "":
 	case c != nil && (n.Capture == tree.Captured || n.Capture == tree.Proven):
@@ -436,6 +456,11 @@ func (m *importer) record(ctx context.Context, commit func(*tree.Tx, Imported) e
 			}
 		}
 		for _, n := range m.nodes {
+			if !m.how.NewIDs {
+				if err := tx.Free(n.ID); err != nil {
+					return err
+				}
+			}
 			added, err := tx.AddNode(n)
 			if err != nil {
 				return err
@@ -500,22 +525,28 @@ func (m *importer) withhold() (n int) {
 
 // adopt gives checkpoints whose own node isn't in the archive to the first that has them.
 func (m *importer) adopt() {
+	there, first := map[ids.Node]bool{}, map[ids.Checkpoint]ids.Node{}
+	for _, n := range m.nodes {
+		there[n.ID] = true
+		if _, ok := first[n.Checkpoint]; !ok {
+			first[n.Checkpoint] = n.ID
+		}
+	}
 	for _, c := range m.done {
-		if !slices.ContainsFunc(m.nodes, func(n tree.Node) bool { return n.ID == c.ck.Node }) {
-			for _, n := range m.nodes {
-				if n.Checkpoint == c.ck.ID {
-					c.ck.Node = n.ID
-					break
-				}
-			}
+		if n, ok := first[c.ck.ID]; ok && !there[c.ck.Node] {
+			c.ck.Node = n
 		}
 	}
 }
 
 // removeAll removes what was made, but for what is on record.
 func (m *importer) removeAll(kept []*received, states map[string]*incoming) {
+	stays := map[*received]bool{}
+	for _, c := range kept {
+		stays[c] = true
+	}
 	for _, c := range m.done {
-		if !slices.Contains(kept, c) {
+		if !stays[c] {
 			m.e.removeSnapshot(c.ck.Snapshot)
 		}
 	}

@@ -2,11 +2,13 @@ package archive
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"io"
 	"os"
-	"path/filepath"
+	"path"
 	"slices"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -15,25 +17,47 @@ import (
 )
 
 // Layer makes a folder of changes what a manifest says, from what another one says
-// it is. Its methods are called in the order of the new entries; entries that
-// Manifest.Add has taken have parents that are real folders, so that no path
-// leads through a link.
+// it is. Its methods are called in the order of the new entries.
+//
+// What is a folder in one manifest may be a link to anywhere in the other. So every path is followed
+// from the open folder of changes, by Below: nothing outside is ever reached.
 type Layer struct {
-	dir   string
+	dir   *os.File
 	old   *Manifest
 	now   *Manifest
 	fresh map[string]bool // made anew, so that what is linked to it must be, too
 }
 
-// NewLayer begins; old is what dir holds now, an empty manifest: nothing but dir.
-func NewLayer(dir string, old *Manifest) *Layer {
+// NewLayer begins; old is what the open folder dir holds now, an empty manifest: nothing.
+func NewLayer(dir *os.File, old *Manifest) *Layer {
 	return &Layer{dir: dir, old: old, now: NewManifest(), fresh: map[string]bool{}}
 }
 
 // Now is the manifest so far.
 func (l *Layer) Now() *Manifest { return l.now }
 
-func (l *Layer) path(p []byte) string { return filepath.Join(l.dir, string(p)) }
+// Before is the entry of the folder as it is now that e says nothing else than; nil: there is none.
+func (l *Layer) Before(e *pb.ArchiveEntry) *pb.ArchiveEntry {
+	was := l.old.At(e.Path)
+	if was == nil || describe(was) != describe(e) {
+		return nil
+	}
+	return was // where its content is from makes no difference: it is there
+}
+
+// at calls do with a path to what p names, which stands for that only until do returns.
+func (l *Layer) at(p []byte, do func(at string) error) error {
+	name, base := string(p), "."
+	if name != "" {
+		base = path.Base(name)
+	}
+	up, err := Below(int(l.dir.Fd()), parent(name), unix.O_PATH|unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
+	defer up.Close()
+	return do("/proc/self/fd/" + strconv.Itoa(int(up.Fd())) + "/" + base)
+}
 
 // Put makes one entry. For a regular file that isn't there yet with this content it
 // gives the file to be filled and closed by Fill; else nil.
@@ -41,25 +65,35 @@ func (l *Layer) Put(e *pb.ArchiveEntry) (*os.File, error) {
 	if err := l.now.Add(e); err != nil {
 		return nil, err
 	}
-	at, was := l.path(e.Path), l.old.At(e.Path)
+	was := l.old.At(e.Path)
 	stays := was != nil && substance(was) == substance(e) && !l.fresh[string(e.Link)]
 	if kindOf(e) == unix.S_IFDIR && was != nil && kindOf(was) == unix.S_IFDIR {
 		stays = true
 	}
-	if stays {
-		if describe(was) == describe(e) || kindOf(e) == unix.S_IFDIR { // folders are dressed at the end
-			return nil, nil
-		}
-		return nil, dress(at, e)
+	if stays && (describe(was) == describe(e) || kindOf(e) == unix.S_IFDIR) { // folders are dressed at the end
+		return nil, nil
 	}
-	if was != nil {
-		if err := os.RemoveAll(at); err != nil {
-			return nil, err
+	var f *os.File
+	err := l.at(e.Path, func(at string) (err error) {
+		if stays {
+			return dress(at, e)
 		}
-	}
-	l.fresh[string(e.Path)] = true
+		if was != nil {
+			if err := os.RemoveAll(at); err != nil {
+				return err
+			}
+		}
+		l.fresh[string(e.Path)] = true
+		f, err = l.make(at, e)
+		return err
+	})
+	return f, err
+}
+
+// make makes what isn't there.
+func (l *Layer) make(at string, e *pb.ArchiveEntry) (*os.File, error) {
 	if len(e.Link) > 0 {
-		return nil, os.Link(l.path(e.Link), at)
+		return nil, l.at(e.Link, func(first string) error { return os.Link(first, at) })
 	}
 	switch kindOf(e) {
 	case unix.S_IFDIR:
@@ -75,7 +109,7 @@ func (l *Layer) Put(e *pb.ArchiveEntry) (*os.File, error) {
 		}
 	default:
 		if err := unix.Mknod(at, e.Mode&unix.S_IFMT|0o600, 0); err != nil {
-			return nil, &os.PathError{Op: "mknod", Path: at, Err: err}
+			return nil, &os.PathError{Op: "mknod", Path: string(e.Path), Err: err}
 		}
 	}
 	return nil, dress(at, e)
@@ -83,34 +117,35 @@ func (l *Layer) Put(e *pb.ArchiveEntry) (*os.File, error) {
 
 // Fill ends a file that Put gave: it has all its content now, which is compared with
 // what the entry says.
-func (l *Layer) Fill(f *os.File, e *pb.ArchiveEntry) error {
+func (l *Layer) Fill(ctx context.Context, f *os.File, e *pb.ArchiveEntry) error {
 	defer f.Close()
 	if err := f.Truncate(e.Size); err != nil {
 		return err
 	}
 	h := sha256.New()
-	if _, err := io.Copy(h, io.NewSectionReader(f, 0, e.Size)); err != nil {
+	if err := Copy(ctx, h, io.NewSectionReader(f, 0, e.Size)); err != nil {
 		return err
 	}
 	if !bytes.Equal(h.Sum(nil), e.Digest) {
 		return Damaged("the content of %.200q isn't what its digest says", e.Path)
 	}
-	return dress(l.path(e.Path), e)
+	return l.at(e.Path, func(at string) error { return dress(at, e) })
 }
 
 // Close removes what the new manifest lacks and dresses the folders, the deepest
-// first: what is made or removed in one changes its time.
+// first: what is made or removed in one changes its time. What lay in a folder that
+// is none any more has gone with it.
 func (l *Layer) Close() error {
 	for _, e := range slices.Backward(l.old.Entries) {
 		if l.now.At(e.Path) == nil {
-			if err := os.RemoveAll(l.path(e.Path)); err != nil {
+			if err := l.at(e.Path, os.RemoveAll); err != nil && !missing(err) {
 				return err
 			}
 		}
 	}
 	for _, e := range slices.Backward(l.now.Entries) {
 		if kindOf(e) == unix.S_IFDIR {
-			if err := dress(l.path(e.Path), e); err != nil {
+			if err := l.at(e.Path, func(at string) error { return dress(at, e) }); err != nil {
 				return err
 			}
 		}
@@ -119,15 +154,9 @@ func (l *Layer) Close() error {
 }
 
 // Same holds what a folder really is against the manifest that it was made from.
-func (l *Layer) Same() error {
-	dir, err := os.Open(l.dir)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
+func (l *Layer) Same(ctx context.Context) error {
 	got := NewManifest()
-	err = Walk(dir, func(e *pb.ArchiveEntry, _ *os.File) error { return got.Add(e) })
-	if err != nil {
+	if err := Walk(ctx, l.dir, func(e *pb.ArchiveEntry, _ *os.File) error { return got.Add(e) }); err != nil {
 		return err
 	}
 	if !bytes.Equal(got.Digest(), l.now.Digest()) {

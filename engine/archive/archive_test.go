@@ -2,11 +2,15 @@ package archive
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
@@ -24,11 +28,11 @@ func sample(t testing.TB) []byte {
 	steps := []func() error{
 		func() error { return err },
 		func() error { return w.Put(File, &pb.ArchiveFile{ProcessId: "ps_1", Name: "images/x", Size: 5}) },
-		func() error { return w.Content(bytes.NewReader([]byte("image")), 5) },
+		func() error { return w.Content(context.Background(), bytes.NewReader([]byte("image")), 5) },
 		func() error { return w.Put(Checkpoint, &pb.ArchiveCheckpoint{Id: "ck_1", Entries: 2}) },
 		func() error { return w.Put(Entry, &pb.ArchiveEntry{Mode: unix.S_IFDIR | 0o755}) },
 		func() error { return w.Put(Entry, &pb.ArchiveEntry{Path: []byte("f"), Mode: unix.S_IFREG, Size: 3}) },
-		func() error { return w.Content(bytes.NewReader([]byte("abc")), 3) },
+		func() error { return w.Content(context.Background(), bytes.NewReader([]byte("abc")), 3) },
 		func() error { return w.PutBytes(Payload, []byte("payload")) },
 		func() error { return w.Put(Node, &pb.ArchiveNode{Node: &pb.Node{Id: "nd_1"}}) },
 		func() error { return w.Close() },
@@ -154,7 +158,120 @@ func FuzzStateFile(f *testing.F) {
 	})
 }
 
-// FuzzEntries lays hostile entries, with checksums that are right, over a folder: what
+// What is a folder in one checkpoint is a link in the next one: what lies at its end stays as it is.
+func TestNothingLeadsOutOfALayer(t *testing.T) {
+	testenv.Require(t, testenv.Root)
+	dir, pipe := uint32(unix.S_IFDIR|0o755), uint32(unix.S_IFIFO|0o600)
+	for _, c := range []struct {
+		name string
+		was  []*pb.ArchiveEntry
+		is   func(outside string) []*pb.ArchiveEntry
+	}{
+		{"a folder becomes a link", []*pb.ArchiveEntry{{Path: []byte("d"), Mode: dir}, {Path: []byte("d/kept"), Mode: pipe}, {Path: []byte("d/sub"), Mode: dir}, {Path: []byte("d/sub/kept"), Mode: pipe}},
+			func(outside string) []*pb.ArchiveEntry {
+				return []*pb.ArchiveEntry{{Path: []byte("d"), Mode: unix.S_IFLNK | 0o777, Target: []byte(outside)}}
+			}},
+		{"a folder becomes a file", []*pb.ArchiveEntry{{Path: []byte("d"), Mode: dir}, {Path: []byte("d/kept"), Mode: pipe}},
+			func(string) []*pb.ArchiveEntry { return []*pb.ArchiveEntry{{Path: []byte("d"), Mode: pipe}} }},
+		{"a link becomes a folder", []*pb.ArchiveEntry{{Path: []byte("d"), Mode: unix.S_IFLNK | 0o777, Target: []byte("..")}},
+			func(string) []*pb.ArchiveEntry {
+				return []*pb.ArchiveEntry{{Path: []byte("d"), Mode: dir}, {Path: []byte("d/outside"), Mode: dir}, {Path: []byte("d/outside/new"), Mode: pipe}}
+			}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			top := t.TempDir()
+			outside := filepath.Join(top, "outside")
+			for _, d := range []string{outside, filepath.Join(outside, "sub"), filepath.Join(top, "upper")} {
+				if err := os.Mkdir(d, 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, f := range []string{"kept", "sub/kept"} {
+				if err := os.WriteFile(filepath.Join(outside, f), []byte("of the host"), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			root := &pb.ArchiveEntry{Mode: dir}
+			before := laid(t, filepath.Join(top, "upper"), NewManifest(), append([]*pb.ArchiveEntry{root}, c.was...))
+			laid(t, filepath.Join(top, "upper"), before, append([]*pb.ArchiveEntry{root}, c.is(outside)...))
+			var there []string
+			if err := filepath.WalkDir(outside, func(path string, _ os.DirEntry, err error) error {
+				there = append(there, strings.TrimPrefix(path, outside))
+				return err
+			}); err != nil || !slices.Equal(there, []string{"", "/kept", "/sub", "/sub/kept"}) {
+				t.Fatalf("beside the folder lies %q, %v", there, err)
+			}
+		})
+	}
+}
+
+// laid makes a folder what entries say, from what it is, and gives what it is then.
+func laid(t testing.TB, dir string, old *Manifest, entries []*pb.ArchiveEntry) *Manifest {
+	t.Helper()
+	f, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	l := NewLayer(f, old)
+	for _, e := range entries {
+		if _, err := l.Put(e); err != nil {
+			t.Fatalf("%s: %v", e.Path, err)
+		}
+	}
+	if err := errors.Join(l.Close(), l.Same(context.Background())); err != nil {
+		t.Fatal(err)
+	}
+	return l.Now()
+}
+
+// A path is as long as the sandbox has made it, also beyond what the kernel takes at once.
+func TestLongPaths(t *testing.T) {
+	testenv.Require(t, testenv.Root)
+	top := t.TempDir()
+	entries := []*pb.ArchiveEntry{{Mode: unix.S_IFDIR | 0o755}}
+	for path := strings.Repeat("n", 250); len(path) < 3*unix.PathMax; path += "/" + strings.Repeat("n", 250) {
+		entries = append(entries, &pb.ArchiveEntry{Path: []byte(path), Mode: unix.S_IFDIR | 0o700})
+	}
+	long := laid(t, top, NewManifest(), entries)
+	deepest := string(entries[len(entries)-1].Path)
+	dir, err := os.Open(top)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	f, err := Below(int(dir.Fd()), deepest, unix.O_RDONLY)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	laid(t, top, long, entries[:1])
+}
+
+// A file that says it is as large as files can be is given up with the call that brings it.
+func TestAHoleEndsWithItsCall(t *testing.T) {
+	testenv.Require(t, testenv.Root)
+	dir, err := os.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	f, err := os.Create(filepath.Join(dir.Name(), "f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &pb.ArchiveEntry{Path: []byte("f"), Mode: unix.S_IFREG | 0o600, Size: 1 << 43, Digest: make([]byte, 32)}
+	ctx, cancel := context.WithCancel(context.Background())
+	time.AfterFunc(10*time.Millisecond, cancel)
+	if err := NewLayer(dir, NewManifest()).Fill(ctx, f, e); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	if err := Walk(ctx, dir, func(*pb.ArchiveEntry, *os.File) error { return nil }); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+}
+
+// FuzzEntries lays hostile entries, with checksums that are right, over a folder, and others over what that came to: what
 // lies beside it stays as it is, and what is taken is what a walk finds.
 func FuzzEntries(f *testing.F) {
 	testenv.Require(f, testenv.Root)
@@ -176,15 +293,32 @@ func FuzzEntries(f *testing.F) {
 	}
 	f.Add(append(append(bytes.Clone(root), entry(&pb.ArchiveEntry{Path: []byte("l"), Mode: unix.S_IFLNK | 0o777, Target: []byte("..")})...),
 		entry(&pb.ArchiveEntry{Path: []byte("l/x"), Mode: unix.S_IFDIR})...))
+	f.Add(slices.Concat(root, entry(&pb.ArchiveEntry{Path: []byte("d"), Mode: unix.S_IFDIR | 0o700}), entry(&pb.ArchiveEntry{Path: []byte("d/beside"), Mode: unix.S_IFIFO}),
+		[]byte{0}, root, entry(&pb.ArchiveEntry{Path: []byte("d"), Mode: unix.S_IFLNK | 0o777, Target: []byte("..")})))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		outer := t.TempDir()
-		dir := filepath.Join(outer, "upper")
-		if err := os.Mkdir(dir, 0o755); err != nil {
+		path := filepath.Join(outer, "upper")
+		if err := os.Mkdir(path, 0o755); err != nil {
 			t.Fatal(err)
 		}
+		if err := os.WriteFile(filepath.Join(outer, "beside"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		dir, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer dir.Close()
 		l := NewLayer(dir, NewManifest())
 		for len(in) > 0 {
 			n := min(int(in[0]), len(in)-1)
+			if n == 0 { // the next checkpoint
+				if l.Close() != nil || l.Same(context.Background()) != nil {
+					break
+				}
+				l, in = NewLayer(dir, l.Now()), in[1:]
+				continue
+			}
 			e := &pb.ArchiveEntry{}
 			if proto.Unmarshal(in[1:1+n], e) != nil {
 				break
@@ -194,17 +328,17 @@ func FuzzEntries(f *testing.F) {
 			if err != nil {
 				break
 			}
-			if file != nil && l.Fill(file, e) != nil {
+			if file != nil && l.Fill(context.Background(), file, e) != nil {
 				break
 			}
 		}
 		if err := l.Close(); err == nil {
-			if err := l.Same(); err != nil && len(l.Now().Entries) > 0 && !errors.Is(err, os.ErrNotExist) && !damage(err) {
+			if err := l.Same(context.Background()); err != nil && len(l.Now().Entries) > 0 && !errors.Is(err, os.ErrNotExist) && !damage(err) {
 				t.Fatal(err)
 			}
 		}
 		entries, err := os.ReadDir(outer)
-		if err != nil || len(entries) != 1 || entries[0].Name() != "upper" {
+		if err != nil || len(entries) != 2 || entries[0].Name() != "beside" || entries[1].Name() != "upper" {
 			t.Fatalf("beside the folder lies %v, %v", entries, err)
 		}
 	})

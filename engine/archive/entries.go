@@ -2,11 +2,11 @@ package archive
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
 	"hash"
-	"io"
 	"os"
 	"path"
 	"slices"
@@ -155,17 +155,21 @@ func carried(name string) bool {
 // Walk calls visit for each file below an open folder, as entries of a manifest.
 // content is open if it is a regular file that is no link to an earlier one. Nothing is
 // followed, and nothing of it runs.
-func Walk(dir *os.File, visit func(e *pb.ArchiveEntry, content *os.File) error) error {
-	w := walker{visit: visit, links: map[uint64]*pb.ArchiveEntry{}}
+func Walk(ctx context.Context, dir *os.File, visit func(e *pb.ArchiveEntry, content *os.File) error) error {
+	w := walker{ctx: ctx, visit: visit, links: map[uint64]*pb.ArchiveEntry{}}
 	return w.at(int(dir.Fd()), ".", "")
 }
 
 type walker struct {
+	ctx   context.Context
 	visit func(*pb.ArchiveEntry, *os.File) error
 	links map[uint64]*pb.ArchiveEntry
 }
 
 func (w *walker) at(dir int, name, full string) error {
+	if err := w.ctx.Err(); err != nil {
+		return err
+	}
 	fd, err := unix.Openat2(dir, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_NO_XDEV | unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS})
 	if err != nil {
@@ -196,7 +200,7 @@ func (w *walker) at(dir int, name, full string) error {
 		}
 		defer content.Close()
 		if e.Size = st.Size; w.links[st.Ino] == nil {
-			if e.Digest, err = digestOf(content); err != nil {
+			if e.Digest, err = digestOf(w.ctx, content); err != nil {
 				return &os.PathError{Op: "read", Path: full, Err: err}
 			}
 		}
@@ -240,9 +244,9 @@ func (w *walker) children(fd int, self, full string) error {
 	return nil
 }
 
-func digestOf(f *os.File) ([]byte, error) {
+func digestOf(ctx context.Context, f *os.File) ([]byte, error) {
 	h := sha256.New()
-	_, err := io.Copy(h, f)
+	err := Copy(ctx, h, f)
 	return h.Sum(nil), err
 }
 

@@ -18,6 +18,7 @@ package archive
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"hash"
@@ -108,9 +109,12 @@ func (a *Writer) PutBytes(k Kind, body []byte) error {
 }
 
 // Content writes what a file holds as Data; holes are left out.
-func (a *Writer) Content(f io.Reader, size int64) error {
+func (a *Writer) Content(ctx context.Context, f io.Reader, size int64) error {
 	buf := make([]byte, Piece)
 	for at := int64(0); at < size; {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		n, err := io.ReadFull(f, buf[:min(int64(len(buf)), size-at)])
 		if err == io.EOF {
 			err = io.ErrUnexpectedEOF

@@ -39,8 +39,6 @@ func (p *Btrfs) AddSnapshot(ctx context.Context, id ids.Snapshot, over Made, fil
 		if layers = over.Layers; len(layers) == 0 {
 			return seal, fault.New(fault.Invalid, "no_layers", "a snapshot needs at least one layer")
 		}
-		p.layerMu.Lock() // no layer of the stack goes away meanwhile
-		defer p.layerMu.Unlock()
 		if err := p.blank(tmp, layers); err != nil {
 			return seal, err
 		}
@@ -66,8 +64,11 @@ func (p *Btrfs) over(m Made, tmp string) error {
 	return btrfs.Snapshot(p.snapshots, tmp, src, false)
 }
 
-// blank makes tmp an empty folder of changes over a stack.
+// blank makes tmp an empty folder of changes over a stack. No layer of it goes away meanwhile, nor afterwards, as it is
+// below tmp then; what fills tmp may take long.
 func (p *Btrfs) blank(tmp string, layers []ids.Layer) error {
+	p.layerMu.Lock()
+	defer p.layerMu.Unlock()
 	for _, l := range layers {
 		f, err := p.OpenLayer(l)
 		if err != nil {

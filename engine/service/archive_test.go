@@ -2,6 +2,7 @@ package service
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -37,9 +38,13 @@ func (d *daemon) export(t testing.TB, req *boxwoodv1.ExportTreeRequest) []byte {
 
 func (d *daemon) imports(t testing.TB, archive []byte, start *boxwoodv1.ImportTreeStart) (*boxwoodv1.ImportTreeResponse, error) {
 	t.Helper()
-	stream, err := d.client.ImportTree(ctx(t))
+	return d.importsWithin(ctx(t), archive, start)
+}
+
+func (d *daemon) importsWithin(ctx context.Context, archive []byte, start *boxwoodv1.ImportTreeStart) (*boxwoodv1.ImportTreeResponse, error) {
+	stream, err := d.client.ImportTree(ctx)
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	err = stream.Send(&boxwoodv1.ImportTreeRequest{Part: &boxwoodv1.ImportTreeRequest_Start{Start: start}})
 	for len(archive) > 0 && err == nil {

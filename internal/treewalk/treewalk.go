@@ -36,7 +36,8 @@ type Options struct {
 	IDBase uint32
 	// Skip leaves out a path (relative to the root) and all below it.
 	Skip func(path string) bool
-	// Err is asked before each name; its error ends the walk.
+	// Err is asked before each name, and again and again in a file, since a hole may be as large as a file can be; its error ends
+	// the walk.
 	Err func() error
 }
 
@@ -163,7 +164,7 @@ func (w *walker) visit(at int, name, full string) error {
 		fmt.Fprintf(&b, " ino=%d", st.Ino)
 	}
 	e.before = b.String()
-	if e.after, err = content(fd, kind, w.o.IDBase); err != nil {
+	if e.after, err = content(fd, kind, w.o); err != nil {
 		return &os.PathError{Op: "read", Path: full, Err: err}
 	}
 	w.entries = append(w.entries, e)
@@ -193,7 +194,7 @@ func (w *walker) children(fd int, full string) error {
 }
 
 // content describes what the inode open as path descriptor fd holds.
-func content(fd int, kind, base uint32) (string, error) {
+func content(fd int, kind uint32, o Options) (string, error) {
 	self := "/proc/self/fd/" + strconv.Itoa(fd)
 	var b strings.Builder
 	switch kind {
@@ -204,7 +205,7 @@ func content(fd int, kind, base uint32) (string, error) {
 		}
 		defer f.Close()
 		h := sha256.New()
-		if _, err := io.Copy(h, f); err != nil {
+		if _, err := io.Copy(h, asking{f, o.Err}); err != nil {
 			return "", err
 		}
 		fmt.Fprintf(&b, " sha256=%x", h.Sum(nil))
@@ -216,7 +217,22 @@ func content(fd int, kind, base uint32) (string, error) {
 		}
 		fmt.Fprintf(&b, " to=%q", buf[:n])
 	}
-	return b.String() + xattrs(self, base), nil
+	return b.String() + xattrs(self, o.IDBase), nil
+}
+
+// asking is Options.Err before each read.
+type asking struct {
+	r   io.Reader
+	err func() error
+}
+
+func (a asking) Read(p []byte) (int, error) {
+	if a.err != nil {
+		if err := a.err(); err != nil {
+			return 0, err
+		}
+	}
+	return a.r.Read(p)
 }
 
 // xattrs are sorted by name. A file whose attributes can't be read has the error

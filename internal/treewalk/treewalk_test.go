@@ -1,6 +1,8 @@
 package treewalk_test
 
 import (
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -101,5 +103,21 @@ func TestStaysOnItsMount(t *testing.T) {
 	all := strings.Join(lines, "\n")
 	if strings.Contains(all, "hidden") || !strings.Contains(all, `"d" mount`) {
 		t.Errorf("walked into a mount:\n%s", all)
+	}
+}
+
+// A file with a hole of any size ends with whoever asked, not with the file.
+func TestAHoleEndsTheWalk(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "hole"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(filepath.Join(dir, "hole"), 1<<43); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	time.AfterFunc(10*time.Millisecond, cancel)
+	if _, _, err := treewalk.Digest(dir, treewalk.Options{Err: ctx.Err}); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
 	}
 }

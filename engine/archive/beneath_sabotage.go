@@ -1,0 +1,5 @@
+//go:build sabotage_beneath
+
+package archive
+
+const beneath = 0
