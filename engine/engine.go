@@ -155,6 +155,8 @@ type Engine struct {
 
 	captures  *sched.Runner
 	audits    audits
+	sampler   sampler
+	ends      *sched.Pace   // of sandboxes
 	clones    *sched.Runner // clones being made: those under way share transactions
 	attaches  *sched.Runner // boxes being made
 	spares    *spares
@@ -201,6 +203,7 @@ func New(ctx context.Context, parts Parts, cfg Config) (*Engine, error) {
 		Parts: parts, cfg: cfg, log: cfg.Log, life: life, stop: stop,
 		captures:  sched.NewRunner(sched.Config{Slots: cfg.Captures}),
 		removals:  sched.NewRunner(sched.Config{Slots: 2}),
+		ends:      sched.NewPace(uint64(time.Now().UnixNano())),
 		clones:    sched.NewRunner(sched.Config{Slots: clonesAtOnce, Quantum: bodyQuantum}),
 		attaches:  sched.NewRunner(sched.Config{Slots: cfg.Forks, Quantum: bodyQuantum, Bound: cfg.ForkQueue}),
 		sandboxes: map[ids.Sandbox]*sandbox{},
@@ -243,8 +246,9 @@ func New(ctx context.Context, parts Parts, cfg Config) (*Engine, error) {
 	e.uprootGraders(ctx)
 	go e.spares.run()
 	go e.trials.run()
-	e.wg.Add(2)
+	e.wg.Add(3)
 	go e.reapExpired(life)
+	go e.sampleAgain(life)
 	go e.archiveClosed(life)
 	if !cfg.Retention.none() {
 		e.wg.Add(1)

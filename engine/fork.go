@@ -218,29 +218,6 @@ func (e *Engine) Fork(ctx context.Context, arrived time.Time, wants []Want, o Fo
 	return nil
 }
 
-// admit gives a call's children places in the line for bodies, or refuses them all with when to try again.
-func (e *Engine) admit(points []point, wants []Want) (leave func(), err error) {
-	of := map[ids.Tree]int{}
-	for i, p := range points {
-		of[p.tree.ID] += wants[i].Count
-	}
-	var places []func()
-	leave = func() {
-		for _, back := range places {
-			back()
-		}
-	}
-	for id, n := range of {
-		back, err := e.attaches.Admit(sched.Fork, string(id), n)
-		if err != nil {
-			leave()
-			return nil, fmt.Errorf("forking nodes of tree %s: %w", id, err)
-		}
-		places = append(places, back)
-	}
-	return leave, nil
-}
-
 // deliver brings a child into the world.
 func (e *Engine) deliver(ctx context.Context, b *birth, o ForkOptions) Child {
 	s, err := e.raise(ctx, b, o)
@@ -524,14 +501,18 @@ func (e *Engine) embody(ctx context.Context, w sched.Work, ck *tree.Checkpoint, 
 	if state == nil {
 		e.noteLeader(made.box)
 	}
+	made.took = cloned.Sub(began) + time.Since(attaching)
 	if row != nil {
 		row.Clone, row.Attach = cloned.Sub(began), time.Since(attaching) // the check against the seal included
 	}
 	return made, nil
 }
 
+// errUnfinished is what came of work that a panic ended.
+var errUnfinished = errors.New("it panicked")
+
 // inLine does a part of a body's making when its turn has come.
-func inLine(ctx context.Context, line *sched.Runner, w sched.Work, node ids.Node, do func() error) error {
+func inLine(ctx context.Context, line *sched.Runner, w sched.Work, node ids.Node, do func() error) (err error) {
 	release, err := line.Acquire(ctx, w)
 	switch {
 	case err == nil:
@@ -540,8 +521,10 @@ func inLine(ctx context.Context, line *sched.Runner, w sched.Work, node ids.Node
 	default:
 		return fault.New(fault.Deadline, "fork_deadline", "forking node %s: %w", node, err)
 	}
-	defer release() // by a panic, too
-	return do()
+	err = errUnfinished
+	defer func() { release(err) }()
+	err = do()
+	return err
 }
 
 // watch begins the epoch of a box that is as ck says. restored: its processes are there
@@ -603,28 +586,4 @@ func (e *Engine) enlist(ctx context.Context, b *birth) (*sandbox, error) {
 
 func errClosed(id ids.Tree) *fault.Error {
 	return fault.New(fault.Precondition, "tree_closed", "tree %s is closed", id)
-}
-
-// reserve admits n more sandboxes.
-func (e *Engine) reserve(n int) error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.closing {
-		return fault.New(fault.Unavailable, "shutting_down", "the daemon is shutting down")
-	}
-	if have := len(e.sandboxes) + e.reserved; have+n > e.cfg.MaxSandboxes {
-		return fault.New(fault.Exhausted, "too_many_sandboxes", "%d sandboxes live or are being made, %d more would pass the limit of %d", have, n, e.cfg.MaxSandboxes).
-			WithHint("release some, or start the daemon with a higher --max-sandboxes").After(time.Second)
-	}
-	e.reserved += n
-	return nil
-}
-
-func (e *Engine) unreserve(n int) {
-	e.mu.Lock()
-	e.reserved -= n
-	if e.closing && e.reserved == 0 { // nothing is reserved any more
-		close(e.settled)
-	}
-	e.mu.Unlock()
 }

@@ -61,6 +61,7 @@ type body struct {
 	touchedProcesses bool
 	seed             string
 	limits           tree.Limits
+	took             time.Duration // to make
 	shells           shells
 	dumped           dumped
 	// unkept is the checkpoint whose process state was found to be no longer true.
@@ -361,6 +362,7 @@ func (e *Engine) drop(ctx context.Context, s *sandbox, why string) error {
 	e.mu.Lock()
 	delete(e.sandboxes, s.id)
 	e.mu.Unlock()
+	e.ends.Ended(time.Now())
 	_ = failpoint.Hit("sandbox leaving")
 	e.removeBirth(b.gen) // first, or a start could find it without its record
 	e.retire(b)

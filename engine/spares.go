@@ -125,7 +125,7 @@ func (s *spares) offer(ck *tree.Checkpoint, state *tree.ProcessState, limits tre
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed || s.wanted() >= sparesMax {
-		s.e.bury(b)
+		s.waste(b)
 		return
 	}
 	key := shelfKey{ck.Snapshot, ck.State, limits}
@@ -154,9 +154,15 @@ func (s *spares) clear(sh *shelf) {
 	sh.want = 0
 	delete(s.shelves, sh.key)
 	for _, b := range sh.bodies {
-		s.e.bury(b)
+		s.waste(b)
 	}
 	sh.bodies = nil
+}
+
+// waste ends a spare that nobody took.
+func (s *spares) waste(b *body) {
+	s.e.attaches.Waste(sched.Refill, b.took)
+	s.e.bury(b)
 }
 
 // take gives a spare that stands at a checkpoint, or nil.
@@ -173,7 +179,7 @@ func (s *spares) take(ck *tree.Checkpoint, limits tree.Limits) *body {
 				return b
 			}
 		}
-		s.e.bury(b)
+		s.waste(b)
 	}
 }
 
@@ -238,6 +244,7 @@ func (s *spares) dropAll(ctx context.Context) error {
 	}
 	s.mu.Unlock()
 	for _, b := range all {
+		s.e.attaches.Waste(sched.Refill, b.took)
 		if err := s.e.tearDown(ctx, b); err != nil {
 			return err
 		}
@@ -267,6 +274,7 @@ func (s *spares) run() {
 			s.clear(sh)
 		case sh.want == 0:
 			s.mu.Unlock()
+			s.e.attaches.Waste(sched.Refill, b.took)
 			if err := s.e.tearDown(context.Background(), b); err != nil {
 				s.e.log.Error("ending a spare", "generation", b.gen, "error", err)
 			}

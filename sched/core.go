@@ -123,6 +123,7 @@ type job struct {
 	key     time.Time // its place among what waits with it
 	place   int       // in the tenant's heap; -1: it runs
 	started time.Time
+	awaited time.Time // since when somebody waits for it; zero: nobody does
 	charged float64
 	of      *tenant
 }
@@ -136,6 +137,7 @@ type line struct {
 	floor   float64 // what a tenant that comes anew is taken to have used
 	took    window  // seconds
 	sweepAt int
+	stood   Standing // its counters
 }
 
 // tenant is one tenant's standing in one class.
@@ -176,6 +178,7 @@ func (c *Core) Add(now time.Time, w Work) Ticket {
 	c.next++
 	j := &job{Work: w, ticket: c.next, came: now}
 	c.jobs[j.ticket] = j
+	c.lines[w.Class].stood.Added++
 	c.enter(now, j)
 	return j.ticket
 }
@@ -227,11 +230,19 @@ func (c *Core) leave(j *job) {
 // would have had if it had been urgent from the start. It reports false if there is nothing to change.
 func (c *Core) Promote(now time.Time, t Ticket) bool {
 	j := c.jobs[t]
-	if j == nil || j.place < 0 || j.Class != Shadow && j.Class != Audit {
+	if j == nil {
+		return false
+	}
+	if j.awaited.IsZero() {
+		j.awaited = now
+	}
+	if j.place < 0 || j.Class != Shadow && j.Class != Audit {
 		return false
 	}
 	c.leave(j)
+	c.lines[j.Class].stood.Promoted++
 	j.Class = Urgent
+	c.lines[j.Class].stood.Added++
 	c.enter(now, j)
 	return true
 }
@@ -243,6 +254,7 @@ func (c *Core) Cancel(t Ticket) bool {
 		return false
 	}
 	c.leave(j)
+	c.lines[j.Class].stood.Cancelled++
 	delete(c.jobs, t)
 	return true
 }
@@ -258,6 +270,7 @@ func (c *Core) Plan(now time.Time) (p Plan) {
 		j, least := l.first(c.cfg.Quantum.Seconds())
 		c.leave(j)
 		if !j.Deadline.IsZero() && now.After(j.Deadline) {
+			l.stood.Dropped++
 			delete(c.jobs, j.ticket)
 			p.Drop = append(p.Drop, j.ticket)
 			continue
@@ -269,6 +282,7 @@ func (c *Core) Plan(now time.Time) (p Plan) {
 		}
 		c.overtaken[class] = 0
 		l.floor = max(l.floor, least)
+		l.starts(now, j)
 		j.started, j.place = now, -1
 		j.charged = l.expected() / j.of.weight
 		j.of.used += j.charged
@@ -312,8 +326,27 @@ func (l *line) first(quantum float64) (best *job, least float64) {
 	return best, least
 }
 
+// starts counts what starts.
+func (l *line) starts(now time.Time, j *job) {
+	l.stood.Started++
+	l.stood.Wait.add(now.Sub(j.came))
+	if j.Class != Shadow {
+		return
+	}
+	if slack := j.key.Sub(now); slack > 0 {
+		l.stood.Slack.add(slack)
+	} else {
+		l.stood.Late++
+	}
+}
+
 // Done says that started work has ended.
-func (c *Core) Done(now time.Time, t Ticket) {
+func (c *Core) Done(now time.Time, t Ticket) { c.end(now, t, true) }
+
+// Fail says that started work has ended, and that nothing came of it.
+func (c *Core) Fail(now time.Time, t Ticket) { c.end(now, t, false) }
+
+func (c *Core) end(now time.Time, t Ticket, well bool) {
 	j := c.jobs[t]
 	if j == nil || j.place >= 0 {
 		return
@@ -322,6 +355,15 @@ func (c *Core) Done(now time.Time, t Ticket) {
 	l := &c.lines[j.Class]
 	took := max(0, now.Sub(j.started).Seconds())
 	l.took.push(took)
+	l.stood.Done++
+	l.stood.Took.add(max(0, now.Sub(j.started)))
+	if !well {
+		l.stood.Failed++
+		l.stood.Wasted += max(0, now.Sub(j.started))
+	}
+	if !j.awaited.IsZero() {
+		l.stood.Exposed.add(now.Sub(j.awaited))
+	}
 	j.of.used += took/j.Weight - j.charged
 	j.of.running--
 	j.of.seen = now
@@ -372,6 +414,7 @@ func (c *Core) Admit(class Class, tenant string, n int) (retry time.Duration, ok
 		c.admits[tenant] = have + n
 		return 0, true
 	}
+	c.lines[class].stood.Refused += uint64(n)
 	each := unmeasured.Seconds()
 	if l := &c.lines[class]; l.took.len() > 0 {
 		each = l.took.mean()

@@ -98,8 +98,27 @@ func (h *host) plan() Plan {
 	if h.core.Pending() != len(h.running)+len(h.waiting) {
 		h.fail("%d are pending, Core says %d", len(h.running)+len(h.waiting), h.core.Pending())
 	}
+	h.counts()
 	h.trace = append(h.trace, fmt.Sprint(p))
 	return p
+}
+
+// counts holds Core's counters against each other.
+func (h *host) counts() {
+	s := h.core.Snapshot(h.now)
+	running := 0
+	for k, c := range s.Classes {
+		running += c.Running
+		switch {
+		case c.Added != c.Started+c.Cancelled+c.Dropped+c.Promoted+uint64(c.Waiting), c.Started != c.Done+uint64(c.Running),
+			c.Wait.Count != c.Started, c.Took.Count != c.Done, c.Slack.Count+c.Late > c.Started, c.Exposed.Count > c.Done, c.Failed > c.Done,
+			c.Waiting != h.waits(Class(k)), (c.Tenants > 0) != (c.Waiting > 0), c.Oldest > 0 && c.Waiting == 0:
+			h.fail("the counters of class %s don't add up: %+v", Class(k), c)
+		}
+	}
+	if running != len(h.running) || s.Running != running {
+		h.fail("%d run, the counters say %d", len(h.running), running)
+	}
 }
 
 func (h *host) add(w Work) Ticket {

@@ -50,8 +50,8 @@ func (r *Runner) Submit(w Work, do func(ctx context.Context, queued time.Duratio
 }
 
 // Acquire waits until work that its caller does itself may start; release says
-// that it has ended. The error is that of ctx, or says that the work came too late or the runner is closed.
-func (r *Runner) Acquire(ctx context.Context, w Work) (release func(), err error) {
+// that it has ended, and how. The error is that of ctx, or says that the work came too late or the runner is closed.
+func (r *Runner) Acquire(ctx context.Context, w Work) (release func(error), err error) {
 	j := &Job{run: r, added: time.Now(), done: make(chan struct{})}
 	if err := ctx.Err(); err != nil {
 		return nil, context.Cause(ctx)
@@ -145,14 +145,18 @@ func (j *Job) work() {
 	defer j.run.wg.Done()
 	j.err = j.do(j.run.ctx, time.Since(j.added))
 	close(j.done)
-	j.end()
+	j.end(j.err)
 }
 
 // end gives the job's slot to what comes next.
-func (j *Job) end() {
+func (j *Job) end(err error) {
 	j.run.mu.Lock()
 	defer j.run.mu.Unlock()
-	j.run.core.Done(time.Now(), j.ticket)
+	if err == nil {
+		j.run.core.Done(time.Now(), j.ticket)
+	} else {
+		j.run.core.Fail(time.Now(), j.ticket)
+	}
 	j.run.settleLocked()
 }
 
@@ -189,6 +193,20 @@ func (j *Job) Wait(ctx context.Context) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+}
+
+// Snapshot says what was done so far and how things stand.
+func (r *Runner) Snapshot() Snapshot {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.core.Snapshot(time.Now())
+}
+
+// Waste tells that work of a class came to nothing although it went well.
+func (r *Runner) Waste(k Class, took time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.core.Waste(k, took)
 }
 
 // Pending counts the jobs that haven't ended.

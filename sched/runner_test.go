@@ -79,18 +79,18 @@ func TestAcquire(t *testing.T) {
 		t.Error("late work was begun")
 		return nil
 	})
-	next := make(chan func(), 1)
+	next := make(chan func(error), 1)
 	go func() {
 		release, err := r.Acquire(ctx, Work{Class: Fork})
 		next <- release
 		outcomes <- err
 	}()
 	within(ctx, t, func() bool { return r.Pending() == 3 })
-	release()
+	release(nil)
 	if err := late.Wait(ctx); fault.As(err).Reason != "expired" {
 		t.Fatalf("late work gave %v", err)
 	}
-	(<-next)()
+	(<-next)(nil)
 	if err := <-outcomes; err != nil || r.Pending() != 0 {
 		t.Fatalf("%v, %d pending", err, r.Pending())
 	}

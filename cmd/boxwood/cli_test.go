@@ -154,6 +154,33 @@ func (f *fake) ExportStats(r *pb.ExportStatsRequest, s grpc.ServerStreamingServe
 	return nil
 }
 
+// GetInfo tells of a host with more to do from call to call, two seconds apart.
+func (f *fake) GetInfo(_ context.Context, r *pb.GetInfoRequest) (*pb.GetInfoResponse, error) {
+	f.saw(r)
+	n := int64(0)
+	for _, m := range f.requests {
+		if _, ok := m.(*pb.GetInfoRequest); ok {
+			n++
+		}
+	}
+	return &pb.GetInfoResponse{Version: "1.2.3", Sandboxes: 2, Nodes: 40, ZygotesReady: 8, PoolBytesUsed: 3e9, PoolBytesTotal: 100e9,
+		Queues: []*pb.Queue{
+			{Line: "boxes", Class: "fork", Slots: 4, Running: 3, Waiting: 12, Tenants: 2, OldestNs: 30e6, Started: 10 * n, Done: 10 * n, WaitNs: 50e6 * n, TookNs: 20e6 * n, Refused: n},
+			{Line: "captures", Class: "shadow", Slots: 2, Started: 7, Done: 7, Promoted: n, Exposed: n, ExposedNs: 4e6 * n},
+		},
+		Host: &pb.HostLoad{At: 2e9 * n, HasStalls: true, CpuSomeNs: 1e9 * n, IoSomeNs: 2e8 * n, MemoryTotal: 24e9, MemoryAvailable: 20e9, DaemonCpuNs: 5e8 * n, DaemonResident: 120e6}}, nil
+}
+
+func (f *fake) ListTrees(_ context.Context, r *pb.ListTreesRequest) (*pb.ListTreesResponse, error) {
+	f.saw(r)
+	return &pb.ListTreesResponse{Trees: []*pb.Tree{{Id: treeID, SandboxCount: 2, NodeCount: 40, CheckpointCount: 9, Run: "r/1", Labels: map[string]string{"job": "a\x1b[2Jb"}}}}, nil
+}
+
+func (f *fake) ListSandboxes(_ context.Context, r *pb.ListSandboxesRequest) (*pb.ListSandboxesResponse, error) {
+	f.saw(r)
+	return &pb.ListSandboxesResponse{Sandboxes: []*pb.Sandbox{{Id: "sb_rests", TreeId: treeID, HeadId: rootID}, {Id: sandboxID, TreeId: treeID, HeadId: nodeID, Busy: true}}}, nil
+}
+
 // cli runs one command line against the fake.
 type cli struct {
 	*fake
@@ -220,6 +247,7 @@ func TestShown(t *testing.T) {
 		{"image-list.txt", []string{"image", "list"}},
 		{"stats-forks.txt", []string{"stats", "forks"}},
 		{"help.txt", []string{"--help"}},
+		{"top.txt", []string{"top", "--once", "--every", "50ms"}},
 	} {
 		t.Run(c.file, func(t *testing.T) {
 			out, errOut, status := newCLI(t).run(c.args...)
@@ -297,8 +325,11 @@ func TestFailures(t *testing.T) {
 		{"reward that is no number", []string{"annotate", nodeID, "--reward", "tests=good"}, "boxwood: the reward tests=good is not a number\n  hint: boxwood annotate --help shows how\n"},
 		{"file of an unknown kind", []string{"stats", "forks", "-o", "forks.csv"}, "boxwood: the file \"forks.csv\" must end in .parquet, .arrow or .arrows\n  hint: boxwood stats --help shows how\n"},
 		{"unknown table", []string{"stats", "fork"}, "boxwood: there is no table \"fork\"\n  hint: tables are turns, nodes, forks and captures\n"},
-		{"another version", []string{"tree", "list"}, "boxwood: the daemon doesn't know this call\n  hint: it is of another version: `boxwood version` shows both\n"},
+		{"another version", []string{"rollback", sandboxID, nodeID}, "boxwood: the daemon doesn't know this call\n  hint: it is of another version: `boxwood version` shows both\n"},
 		{"pool size", []string{"serve", "--pool-size", "big"}, "boxwood: --pool-size: \"big\" is not a size such as 100G\n  hint: boxwood serve --help shows how\n"},
+		{"metrics without a port", []string{"serve", "--metrics", "localhost"}, "boxwood: --metrics takes HOST:PORT: address localhost: missing port in address\n  hint: boxwood serve --help shows how\n"},
+		{"fork queue", []string{"serve", "--fork-queue", "-1"}, "boxwood: --fork-queue can't be negative\n  hint: boxwood serve --help shows how\n"},
+		{"interval of top", []string{"top", "--every", "1ms"}, "boxwood: --every must be 50ms or more\n  hint: boxwood top --help shows how\n"},
 		{"log level", []string{"serve", "--log-level", "loud"}, "boxwood: there is no log level \"loud\"\n  hint: boxwood serve --help shows how\n"},
 		{"trajectory", []string{"replay", "cli_test.go"}, ""},
 	} {

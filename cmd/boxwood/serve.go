@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"math"
 	"net"
+	"net/http"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -21,6 +22,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/boxwood-rl/boxwood/engine"
+	"github.com/boxwood-rl/boxwood/engine/metrics"
 	"github.com/boxwood-rl/boxwood/engine/service"
 	"github.com/boxwood-rl/boxwood/engine/witness"
 	"github.com/boxwood-rl/boxwood/internal/cgroup"
@@ -46,6 +48,8 @@ type serveFlags struct {
 	imports, ignore                                                                         []string
 	listen, cert, key, clientCA, clients                                                    string
 	rebuild, stopOnEOF                                                                      bool
+	metrics                                                                                 string
+	forkQueue                                                                               int
 }
 
 func (a *app) serveCommand() *cobra.Command {
@@ -71,11 +75,13 @@ prints "ready" and the socket once it answers.`,
 	c.Flags().StringVar(&f.cert, "tls-cert", "", "the daemon's certificate for --listen")
 	c.Flags().StringVar(&f.key, "tls-key", "", "its key")
 	c.Flags().StringVar(&f.clientCA, "tls-client-ca", "", "certificate of the authority that signs clients' certificates; without it clients need tokens")
+	c.Flags().StringVar(&f.metrics, "metrics", "", "HOST:PORT on which Prometheus may read counters at /metrics, in the clear and asking nobody who he is; :PORT is on 127.0.0.1 alone (default off)")
 	c.Flags().StringVar(&f.poolSize, "pool-size", "", "size of the pool's file, such as 100G; it is sparse (default: most of the disk)")
 	c.Flags().StringVar(&f.pool, "pool", "", "folder on an existing btrfs to use instead of a file")
 	c.Flags().BoolVar(&f.rebuild, "rebuild-pool", false, "if the pool is damaged, start over with an empty one: images and captured states are lost")
 	c.Flags().IntVar(&f.zygotes, "zygotes", 0, "processes kept waiting in fresh namespaces (default 64, which hold 16 MiB)")
 	c.Flags().IntVar(&f.maxSandboxes, "max-sandboxes", 0, "sandboxes that may live at once (default 2000)")
+	c.Flags().IntVar(&f.forkQueue, "fork-queue", 0, "children of forks that may be on their way at once, of one tree half as many; more are refused with when to try again (default 4096)")
 	c.Flags().DurationVar(&f.lease, "lease", 0, "how long a sandbox lives without a call (default 30m)")
 	c.Flags().Float64Var(&f.audit, "audit", 0, "share of turns, 0 to 1, whose verdict is compared with what really changed")
 	c.Flags().Float64Var(&f.verify, "verify", 0, "share of captures, 0 to 1, whose children's files are all compared with what the parent saw when it was frozen")
@@ -144,6 +150,11 @@ func (f serveFlags) options() (o engine.OpenOptions, err error) {
 			return bad("--pool-size: %v", err)
 		}
 	}
+	if f.metrics != "" {
+		if _, _, err := net.SplitHostPort(f.metrics); err != nil {
+			return bad("--metrics takes HOST:PORT: %v", err)
+		}
+	}
 	if f.memory != "" {
 		if o.Share.MemoryBytes, err = parseSize(f.memory); err != nil {
 			return bad("--memory: %v", err)
@@ -165,7 +176,10 @@ func (f serveFlags) options() (o engine.OpenOptions, err error) {
 		o.CRIU = ""
 	}
 	o.RunDir, o.PoolDir, o.Cgroup, o.RebuildPool = f.runDir, f.pool, f.cgroup, f.rebuild
-	o.Zygotes, o.MaxSandboxes, o.Lease = f.zygotes, f.maxSandboxes, f.lease
+	if f.forkQueue < 0 {
+		return bad("--fork-queue can't be negative")
+	}
+	o.Zygotes, o.MaxSandboxes, o.ForkQueue, o.Lease = f.zygotes, f.maxSandboxes, f.forkQueue, f.lease
 	return o, nil
 }
 
@@ -218,7 +232,7 @@ func (a *app) serve(ctx context.Context, f serveFlags) error {
 	}
 	s := service.New(e, o.Log, service.Options{Version: fullVersion(), Imports: f.imports, Access: surface.access})
 	servers := []*grpc.Server{s.Server(nil)}
-	failed := make(chan error, 2)
+	failed := make(chan error, 3)
 	go func() { failed <- servers[0].Serve(listener) }()
 	if surface.tls != nil {
 		l, err := net.Listen("tcp", f.listen)
@@ -228,6 +242,13 @@ func (a *app) serve(ctx context.Context, f serveFlags) error {
 		servers = append(servers, s.Server(surface.tls))
 		go func() { failed <- servers[1].Serve(l) }()
 		o.Log.Info("listening", "address", l.Addr().String())
+	}
+	if f.metrics != "" {
+		counters, err := f.serveMetrics(e, o.Log, failed)
+		if err != nil {
+			return stop(err)
+		}
+		defer counters.Close()
 	}
 	fmt.Fprintln(a.out, "ready", f.socket)
 	select {
@@ -242,6 +263,29 @@ func (a *app) serve(ctx context.Context, f serveFlags) error {
 		service.Shutdown(grace, server)
 	}
 	return stop(nil)
+}
+
+// serveMetrics answers Prometheus; on 127.0.0.1 unless a host is named.
+func (f serveFlags) serveMetrics(e *engine.Engine, log *slog.Logger, failed chan<- error) (*http.Server, error) {
+	address := f.metrics
+	if strings.HasPrefix(address, ":") {
+		address = "127.0.0.1" + address
+	}
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fault.New(fault.Invalid, "bad_metrics", "listening on %s for --metrics: %w", address, err)
+	}
+	s := metrics.Server(e)
+	go func() {
+		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			failed <- fmt.Errorf("serving metrics: %w", err)
+		}
+	}()
+	log.Info("metrics", "url", "http://"+l.Addr().String()+"/metrics")
+	if !l.Addr().(*net.TCPAddr).IP.IsLoopback() {
+		log.Warn("whoever reaches this host may read the daemon's counters", "address", l.Addr().String())
+	}
+	return s, nil
 }
 
 // surface is who may speak to the daemon.

@@ -42,6 +42,7 @@ const (
 	ignoreName  = "BOXWOOD_TEST_IGNORE"   // processes that count for nothing
 	hookLimit   = "BOXWOOD_TEST_HOOKS"    // how long hooks may take
 	verify      = "BOXWOOD_TEST_VERIFY"   // "files" or "memory" of every child
+	forkBounds  = "BOXWOOD_TEST_FORKS"    // children on their way at once, and sandboxes
 )
 
 func TestMain(m *testing.M) {
@@ -91,6 +92,11 @@ func runDaemon(dir string) error {
 	if limit := os.Getenv(hookLimit); limit != "" {
 		var err error
 		if o.HookLimit, err = time.ParseDuration(limit); err != nil {
+			return err
+		}
+	}
+	if bounds := os.Getenv(forkBounds); bounds != "" {
+		if _, err := fmt.Sscan(bounds, &o.ForkQueue, &o.MaxSandboxes); err != nil {
 			return err
 		}
 	}

@@ -7,8 +7,10 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/boxwood-rl/boxwood/engine"
+	"github.com/boxwood-rl/boxwood/internal/hostload"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
+	"github.com/boxwood-rl/boxwood/sched"
 )
 
 func (s *Service) GetInfo(context.Context, *boxwoodv1.GetInfoRequest) (*boxwoodv1.GetInfoResponse, error) {
@@ -22,8 +24,44 @@ func (s *Service) GetInfo(context.Context, *boxwoodv1.GetInfoRequest) (*boxwoodv
 		ZygotesReady: int64(i.Zygotes), DefaultLimits: limitsMessage(i.Limits), LostEvents: int64(i.LostEvents),
 		PendingRemovals: int64(i.PendingRemovals),
 	}
+	for _, l := range s.e.Lines() {
+		for k, c := range l.Classes {
+			if c.Added+c.Refused > 0 || c.Wasted > 0 {
+				m.Queues = append(m.Queues, queueMessage(l, sched.Class(k), c))
+			}
+		}
+	}
+	if m.Host, err = loadMessage(); err != nil {
+		return nil, err
+	}
 	for _, c := range i.Capabilities {
 		m.Capabilities = append(m.Capabilities, &boxwoodv1.Capability{Name: c.Name, State: boxwoodv1.Capability_State(c.State), Detail: c.Detail})
+	}
+	return m, nil
+}
+
+func queueMessage(l engine.Line, k sched.Class, c sched.Standing) *boxwoodv1.Queue {
+	return &boxwoodv1.Queue{
+		Line: l.Line.String(), Class: k.String(), Slots: int64(l.Slots), Running: int64(c.Running), Waiting: int64(c.Waiting),
+		Tenants: int64(c.Tenants), OldestNs: int64(c.Oldest), Started: int64(c.Started), Done: int64(c.Done), Failed: int64(c.Failed),
+		Cancelled: int64(c.Cancelled), Dropped: int64(c.Dropped), Promoted: int64(c.Promoted), Refused: int64(c.Refused), Late: int64(c.Late),
+		WaitNs: int64(c.Wait.Sum), TookNs: int64(c.Took.Sum), Exposed: int64(c.Exposed.Count), ExposedNs: int64(c.Exposed.Sum), WastedNs: int64(c.Wasted),
+	}
+}
+
+func loadMessage() (*boxwoodv1.HostLoad, error) {
+	now, err := hostload.Read()
+	if err != nil {
+		return nil, err
+	}
+	m := &boxwoodv1.HostLoad{
+		At: now.At.UnixNano(), MemoryTotal: now.MemoryTotal, MemoryAvailable: now.MemoryAvailable,
+		DaemonCpuNs: int64(now.Processor), DaemonResident: now.Resident,
+	}
+	if s := now.Stalls; s != nil {
+		m.HasStalls = true
+		m.CpuSomeNs, m.IoSomeNs, m.IoFullNs = int64(s.CPU), int64(s.IO), int64(s.IOFull)
+		m.MemorySomeNs, m.MemoryFullNs = int64(s.Memory), int64(s.MemoryFull)
 	}
 	return m, nil
 }
@@ -78,7 +116,7 @@ func (s *Service) RemoveImage(ctx context.Context, req *boxwoodv1.RemoveImageReq
 
 func (s *Service) ExportStats(req *boxwoodv1.ExportStatsRequest, out grpc.ServerStreamingServer[boxwoodv1.ExportStatsChunk]) error {
 	w := chunks(func(p []byte) error { return out.Send(&boxwoodv1.ExportStatsChunk{Data: p}) })
-	if err := s.e.Stats.Export(out.Context(), req.GetTable(), ids.Tree(req.GetTreeId()), w); err != nil {
+	if err := s.e.ExportStats(out.Context(), req.GetTable(), ids.Tree(req.GetTreeId()), w); err != nil {
 		return err
 	}
 	return w.flush()

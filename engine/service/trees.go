@@ -80,7 +80,7 @@ func (s *Service) ListTrees(_ context.Context, req *boxwoodv1.ListTreesRequest) 
 		if _, internal := t.Labels[engine.SetupLabel]; internal && req.GetLabels()[engine.SetupLabel] == "" {
 			continue
 		}
-		if hasLabels(t.Labels, req.GetLabels()) {
+		if hasLabels(t.Labels, req.GetLabels()) && !(t.Closed && req.GetOpenOnly()) {
 			m.Trees = append(m.Trees, treeMessage(v, t))
 		}
 	}

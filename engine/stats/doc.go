@@ -3,6 +3,8 @@
 //
 // It promises:
 //
+//   - Two tables are of the daemon and not of one tree: "scheduler" and "host" have a row for
+//     each interval in which something was measured, and one up to the moment of an export.
 //   - Stable schemas. The columns of a table, their names, types, units and
 //     meanings change only with SchemaVersion, and new columns go last. Each table
 //     says its version in its schema metadata ("boxwood.schema_version"), each

@@ -42,6 +42,9 @@ type Recorder struct {
 	captures *series[CaptureRow]
 	audits   *series[AuditRow]
 
+	scheduler *series[SchedulerRow]
+	host      *series[HostRow]
+
 	stop sync.Once
 	done chan struct{}
 	wg   sync.WaitGroup
@@ -61,11 +64,13 @@ func New(o Options) (*Recorder, error) {
 		}
 	}
 	r := &Recorder{options: o, done: make(chan struct{})}
-	var errs [4]error
+	var errs [6]error
 	r.turns, errs[0] = openSeries(turnsTable, o)
 	r.forks, errs[1] = openSeries(forksTable, o)
 	r.captures, errs[2] = openSeries(capturesTable, o)
 	r.audits, errs[3] = openSeries(auditsTable, o)
+	r.scheduler, errs[4] = openSeries(schedulerTable, o)
+	r.host, errs[5] = openSeries(hostTable, o)
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, fault.New(fault.Internal, "stats_dir", "opening the folder of statistics: %w", err)
 	}
@@ -89,13 +94,18 @@ type table interface {
 	each(ctx context.Context, emit func(arrow.Record) error) error
 }
 
-func (r *Recorder) all() []table { return []table{r.turns, r.forks, r.captures, r.audits} }
+func (r *Recorder) all() []table {
+	return []table{r.turns, r.forks, r.captures, r.audits, r.scheduler, r.host}
+}
 
-// Turn, Fork, Capture and Audit record one row. They don't block on disk or readers.
+// Turn, Fork, Capture, Audit, Scheduler and Host record one row. They don't block on disk or readers.
 func (r *Recorder) Turn(row TurnRow)       { r.turns.add(row) }
 func (r *Recorder) Fork(row ForkRow)       { r.forks.add(row) }
 func (r *Recorder) Capture(row CaptureRow) { r.captures.add(row) }
 func (r *Recorder) Audit(row AuditRow)     { r.audits.add(row) }
+
+func (r *Recorder) Scheduler(row SchedulerRow) { r.scheduler.add(row) }
+func (r *Recorder) Host(row HostRow)           { r.host.add(row) }
 
 // Dropped counts the rows that neither memory nor disk had room for.
 func (r *Recorder) Dropped() (rows int64) {
@@ -137,7 +147,7 @@ type Column struct {
 
 // Tables lists the tables with their present number of rows.
 func (r *Recorder) Tables() []Table {
-	tables := []Table{describe(r.turns), {}, describe(r.forks), describe(r.captures), describe(r.audits)}
+	tables := []Table{describe(r.turns), {}, describe(r.forks), describe(r.captures), describe(r.audits), describe(r.scheduler), describe(r.host)}
 	tables[1] = columnsOf(nodesTable.name, nodesTable.doc, nodesTable.schema)
 	if r.options.Nodes != nil {
 		tables[1].Rows = int64(r.options.Nodes.Count())
@@ -185,13 +195,20 @@ func (r *Recorder) Export(ctx context.Context, name string, of ids.Tree, w io.Wr
 		}
 	}
 	return fault.New(fault.NotFound, "no_such_table", "there is no table %.64q", name).
-		WithHint("tables are turns, nodes, forks, captures and audits")
+		WithHint("tables are turns, nodes, forks, captures, audits, scheduler and host")
 }
 
 func export(ctx context.Context, t table, of ids.Tree, w io.Writer) error {
-	_, _, schema := t.definition()
+	name, _, schema := t.definition()
+	by := -1
+	if of != "" {
+		columns := schema.FieldIndices("tree")
+		if len(columns) == 0 {
+			return fault.New(fault.Invalid, "no_tree_column", "rows of the table %s are of no tree", name).WithHint("leave the tree out")
+		}
+		by = columns[0]
+	}
 	out := ipc.NewWriter(w, ipc.WithSchema(schema))
-	by := schema.FieldIndices("tree")[0]
 	err := t.each(ctx, func(rec arrow.Record) error {
 		if of != "" {
 			if rec = only(rec, by, string(of)); rec == nil {

@@ -3,7 +3,9 @@ package stats
 import (
 	"time"
 
+	"github.com/boxwood-rl/boxwood/internal/hostload"
 	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/sched"
 	"github.com/boxwood-rl/boxwood/tree"
 )
 
@@ -98,6 +100,43 @@ type AuditRow struct {
 	MissedFiles, MissedProcess   bool // false negatives
 	// Files and Processes are the figures so far, with their intervals.
 	Files, Processes string
+}
+
+// SchedulerRow is what one class of work did on one line of the scheduler in an interval.
+type SchedulerRow struct {
+	At       time.Time
+	Interval time.Duration
+	Line     Line
+	Class    sched.Class
+	Slots    int
+	Standing sched.Standing // its counters are of the interval
+}
+
+// Line is one of the things that there is little of on a host, and that work waits for.
+type Line uint8
+
+const (
+	LineClones Line = iota + 1 // of snapshots
+	LineBoxes                  // zygotes that take a root, restores
+	LineCaptures
+	LineRemovals // of released sandboxes and their files
+	LineWrites   // of dumps to the disk
+)
+
+func (l Line) String() string { return lineWords[l-1] }
+
+// HostRow is how the host was in an interval.
+type HostRow struct {
+	At       time.Time
+	Interval time.Duration
+	Stalls   *hostload.Stalls // in the interval; nil: the kernel doesn't tell
+
+	MemoryTotal, MemoryAvailable int64
+	PoolTotal, PoolUsed          int64
+	Processor                    time.Duration // of the daemon, in the interval
+	Resident                     int64         // bytes of the daemon
+	Sandboxes, Nodes, Zygotes    int64
+	PendingRemovals              int64
 }
 
 // Outcome is how a fork's child or a capture ended.

@@ -25,6 +25,9 @@ const (
 	Forks    = "forks"
 	Captures = "captures"
 	Audits   = "audits"
+
+	Scheduler = "scheduler"
+	Host      = "host"
 )
 
 // The bounds of one batch: its rows, and its bytes before encoding. Columns

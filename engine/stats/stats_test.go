@@ -20,8 +20,10 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/ipc"
 
 	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/hostload"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/internal/testenv"
+	"github.com/boxwood-rl/boxwood/sched"
 	"github.com/boxwood-rl/boxwood/tree"
 )
 
@@ -222,7 +224,7 @@ func TestExportOfOneTree(t *testing.T) {
 
 func TestUnknownTable(t *testing.T) {
 	err := mustNew(t, Options{}).Export(context.Background(), "turn\x1b[2J", "", &bytes.Buffer{})
-	if !fault.Is(err, fault.NotFound) || !strings.Contains(fault.As(err).Hint, "turns, nodes, forks, captures and audits") {
+	if !fault.Is(err, fault.NotFound) || !strings.Contains(fault.As(err).Hint, "turns, nodes, forks, captures, audits, scheduler and host") {
 		t.Errorf("got %v", err)
 	}
 	if strings.Contains(err.Error(), "\x1b") {
@@ -360,7 +362,20 @@ func TestRealClientsReadTheTables(t *testing.T) {
 	}
 	r.Fork(ForkRow{Request: "rq", Node: "nd_1", Tree: "tr_a", Outcome: Failed, Reason: "pool_full", Batch: 1})
 	r.Capture(CaptureRow{Node: "nd_1", Tree: "tr_a", Kind: tree.Empty, Bytes: -1, Outcome: OK, Urgent: true})
-	for _, table := range []string{Turns, Nodes, Forks, Captures, Audits} {
+	core := sched.New(sched.Config{Slots: 2})
+	at := time.Unix(1_700_000_000, 0)
+	done := core.Add(at, sched.Work{Class: sched.Shadow})
+	core.Add(at, sched.Work{Class: sched.Fork})
+	core.Plan(at.Add(3 * time.Millisecond))
+	core.Fail(at.Add(10*time.Millisecond), done)
+	for k, standing := range core.Snapshot(at.Add(time.Second)).Classes {
+		if !standing.Idle() {
+			r.Scheduler(SchedulerRow{At: at, Interval: time.Second, Line: LineCaptures, Class: sched.Class(k), Slots: 2, Standing: standing})
+		}
+	}
+	r.Host(HostRow{At: at, Interval: time.Second, MemoryTotal: 1 << 30, Stalls: &hostload.Stalls{CPU: time.Millisecond}})
+	r.Host(HostRow{At: at, Interval: time.Second, MemoryTotal: 1 << 30})
+	for _, table := range []string{Turns, Nodes, Forks, Captures, Audits, Scheduler, Host} {
 		stream := mustExport(t, r, table, "")
 		path := filepath.Join(dir, table)
 		if err := os.WriteFile(path+".arrows", stream, 0o600); err != nil {

@@ -1,8 +1,11 @@
 package stats
 
 import (
+	"fmt"
 	"time"
 
+	"github.com/boxwood-rl/boxwood/internal/hostload"
+	"github.com/boxwood-rl/boxwood/sched"
 	"github.com/boxwood-rl/boxwood/tree"
 )
 
@@ -109,6 +112,95 @@ var auditsTable = define(Audits, "One row per turn whose verdict was compared wi
 	flag("missed_process", "Whether a change of processes was judged unchanged.", func(r *AuditRow) bool { return r.MissedProcess }),
 	text("files", "Wrong verdicts on files since the daemon's start, with 95 % intervals.", "never", func(r *AuditRow) string { return r.Files }),
 	text("processes", "The same of processes.", "never", func(r *AuditRow) string { return r.Processes }),
+)
+
+// classWords are sched's, in its order; a row's value is one more than the class.
+var classWords = func() (words []string) {
+	for k := sched.Fork; k <= sched.Audit; k++ {
+		words = append(words, k.String())
+	}
+	return words
+}()
+
+var lineWords = []string{"clones", "boxes", "captures", "removals", "writes"}
+
+func counter(name, doc string, get func(*sched.Standing) uint64) column[SchedulerRow] {
+	return number(name, "pieces", doc, func(r *SchedulerRow) int64 { return int64(get(&r.Standing)) })
+}
+
+func sum(name, doc string, of func(*sched.Standing) *sched.Histogram) column[SchedulerRow] {
+	return nanos(name, doc, func(r *SchedulerRow) time.Duration { return of(&r.Standing).Sum })
+}
+
+func quantile(name string, q float64, doc string, of func(*sched.Standing) *sched.Histogram) column[SchedulerRow] {
+	return optional(name, "ns", fmt.Sprintf("%s: a bound that %g %% of them don't pass, at most twice the true one.", doc, 100*q), "there were none",
+		func(r *SchedulerRow) (int64, bool) { h := of(&r.Standing); return int64(h.Quantile(q)), h.Count > 0 })
+}
+
+func waitOf(s *sched.Standing) *sched.Histogram    { return &s.Wait }
+func tookOf(s *sched.Standing) *sched.Histogram    { return &s.Took }
+func exposedOf(s *sched.Standing) *sched.Histogram { return &s.Exposed }
+
+var schedulerTable = define(Scheduler, "One row per line and class of work, and interval in which there was some.",
+	instant("at", "The end of the interval.", "never", func(r *SchedulerRow) time.Time { return r.At }),
+	nanos("interval_ns", "How long the interval was.", func(r *SchedulerRow) time.Duration { return r.Interval }),
+	word("line", "What the work waited for.", "never", lineWords, func(r *SchedulerRow) uint8 { return uint8(r.Line) }),
+	word("class", "Who waits for it; earlier words go first.", "never", classWords, func(r *SchedulerRow) uint8 { return uint8(r.Class) + 1 }),
+	number("slots", "pieces", "What may run at once on the line, of all classes, at the end of the interval.", func(r *SchedulerRow) int64 { return int64(r.Slots) }),
+	number("running", "pieces", "What runs at the end of the interval.", func(r *SchedulerRow) int64 { return int64(r.Standing.Running) }),
+	number("waiting", "pieces", "What waits at the end of the interval.", func(r *SchedulerRow) int64 { return int64(r.Standing.Waiting) }),
+	number("tenants", "tenants", "Whose work waits then: trees.", func(r *SchedulerRow) int64 { return int64(r.Standing.Tenants) }),
+	nanos("oldest_ns", "The longest that the first in line of one of them has waited.", func(r *SchedulerRow) time.Duration { return r.Standing.Oldest }),
+	counter("added", "What came.", func(s *sched.Standing) uint64 { return s.Added }),
+	counter("started", "What started.", func(s *sched.Standing) uint64 { return s.Started }),
+	counter("done", "What ended after it had started.", func(s *sched.Standing) uint64 { return s.Done }),
+	counter("failed", "What of it ended with an error.", func(s *sched.Standing) uint64 { return s.Failed }),
+	counter("cancelled", "What nobody wanted any more before it started.", func(s *sched.Standing) uint64 { return s.Cancelled }),
+	counter("dropped", "What was past its deadline when its turn came.", func(s *sched.Standing) uint64 { return s.Dropped }),
+	counter("promoted", "What became urgent, as somebody came to wait for it: it counts as added there.", func(s *sched.Standing) uint64 { return s.Promoted }),
+	counter("refused", "What wasn't taken in, as the queue was full.", func(s *sched.Standing) uint64 { return s.Refused }),
+	counter("late", "Captures in the shadow that had no slack left when they started.", func(s *sched.Standing) uint64 { return s.Late }),
+	sum("wait_ns", "All waits of what started, together.", waitOf),
+	quantile("wait_p50_ns", 0.5, "Waits", waitOf),
+	quantile("wait_p95_ns", 0.95, "Waits", waitOf),
+	quantile("wait_p99_ns", 0.99, "Waits", waitOf),
+	sum("took_ns", "How long all that ended took, together.", tookOf),
+	quantile("took_p50_ns", 0.5, "What pieces took", tookOf),
+	quantile("took_p95_ns", 0.95, "What pieces took", tookOf),
+	counter("exposed", "Pieces whose end somebody came to wait for.", func(s *sched.Standing) uint64 { return s.Exposed.Count }),
+	sum("exposed_ns", "How long they waited, together: the exposed delay.", exposedOf),
+	quantile("exposed_p95_ns", 0.95, "Exposed delays", exposedOf),
+	quantile("slack_p05_ns", 0.05, "Slack of captures in the shadow when they started, without the late ones", func(s *sched.Standing) *sched.Histogram { return &s.Slack }),
+	nanos("wasted_ns", "Time of what failed, and of what was made ahead and not used.", func(r *SchedulerRow) time.Duration { return r.Standing.Wasted }),
+)
+
+func stall(name, doc string, get func(*hostload.Stalls) time.Duration) column[HostRow] {
+	return optional(name, "ns", doc, "the kernel doesn't tell (no PSI)", func(r *HostRow) (int64, bool) {
+		if r.Stalls == nil {
+			return 0, false
+		}
+		return int64(get(r.Stalls)), true
+	})
+}
+
+var hostTable = define(Host, "One row per interval: how much the host and the daemon had to do.",
+	instant("at", "The end of the interval.", "never", func(r *HostRow) time.Time { return r.At }),
+	nanos("interval_ns", "How long the interval was.", func(r *HostRow) time.Duration { return r.Interval }),
+	stall("cpu_some_ns", "Time of the interval in which some task waited for a core.", func(s *hostload.Stalls) time.Duration { return s.CPU }),
+	stall("io_some_ns", "Time in which some task waited for a disk.", func(s *hostload.Stalls) time.Duration { return s.IO }),
+	stall("io_full_ns", "Time in which all that had something to do waited for a disk.", func(s *hostload.Stalls) time.Duration { return s.IOFull }),
+	stall("memory_some_ns", "Time in which some task waited for memory.", func(s *hostload.Stalls) time.Duration { return s.Memory }),
+	stall("memory_full_ns", "Time in which all that had something to do waited for memory.", func(s *hostload.Stalls) time.Duration { return s.MemoryFull }),
+	number("memory_total", "bytes", "Memory of the host.", func(r *HostRow) int64 { return r.MemoryTotal }),
+	number("memory_available", "bytes", "What of it could be had without swapping.", func(r *HostRow) int64 { return r.MemoryAvailable }),
+	number("pool_total", "bytes", "Size of the pool.", func(r *HostRow) int64 { return r.PoolTotal }),
+	number("pool_used", "bytes", "What of it is in use.", func(r *HostRow) int64 { return r.PoolUsed }),
+	nanos("daemon_cpu_ns", "Processor time of the daemon in the interval, without CRIU's.", func(r *HostRow) time.Duration { return r.Processor }),
+	number("daemon_resident", "bytes", "Memory of the daemon.", func(r *HostRow) int64 { return r.Resident }),
+	number("sandboxes", "sandboxes", "Live sandboxes.", func(r *HostRow) int64 { return r.Sandboxes }),
+	number("nodes", "nodes", "Nodes of all trees.", func(r *HostRow) int64 { return r.Nodes }),
+	number("zygotes", "zygotes", "Processes that wait to become a sandbox.", func(r *HostRow) int64 { return r.Zygotes }),
+	number("pending_removals", "removals", "Released sandboxes and removed snapshots whose resources aren't back yet.", func(r *HostRow) int64 { return r.PendingRemovals }),
 )
 
 // ownCheckpoint says whether the node's checkpoint was made for the node itself.

@@ -589,7 +589,7 @@ func (x BackupRequest_Rule) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use BackupRequest_Rule.Descriptor instead.
 func (BackupRequest_Rule) EnumDescriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{88, 0}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{90, 0}
 }
 
 // What becomes of the dumps in the archive. Restoring one sets kernel objects up as the archive
@@ -643,7 +643,7 @@ func (x ImportTreeStart_Dumps) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ImportTreeStart_Dumps.Descriptor instead.
 func (ImportTreeStart_Dumps) EnumDescriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{101, 0}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{103, 0}
 }
 
 // Error is the detail of every failed call.
@@ -1828,8 +1828,11 @@ type GetInfoResponse struct {
 	LostEvents int64 `protobuf:"varint,10,opt,name=lost_events,json=lostEvents,proto3" json:"lost_events,omitempty"`
 	// Released sandboxes and removed snapshots whose resources aren't back yet.
 	PendingRemovals int64 `protobuf:"varint,11,opt,name=pending_removals,json=pendingRemovals,proto3" json:"pending_removals,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// The host's scheduler: one for each line and class that has had work since the start.
+	Queues        []*Queue  `protobuf:"bytes,12,rep,name=queues,proto3" json:"queues,omitempty"`
+	Host          *HostLoad `protobuf:"bytes,13,opt,name=host,proto3" json:"host,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetInfoResponse) Reset() {
@@ -1939,6 +1942,354 @@ func (x *GetInfoResponse) GetPendingRemovals() int64 {
 	return 0
 }
 
+func (x *GetInfoResponse) GetQueues() []*Queue {
+	if x != nil {
+		return x.Queues
+	}
+	return nil
+}
+
+func (x *GetInfoResponse) GetHost() *HostLoad {
+	if x != nil {
+		return x.Host
+	}
+	return nil
+}
+
+// Work of one class for one of the things that there is little of on a host.
+type Queue struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// clones, boxes, captures, removals or writes.
+	Line string `protobuf:"bytes,1,opt,name=line,proto3" json:"line,omitempty"`
+	// Who waits for it: fork, urgent, shadow, persist, refill, prune or audit. Earlier ones go first.
+	Class string `protobuf:"bytes,2,opt,name=class,proto3" json:"class,omitempty"`
+	// What may run at once on the line, of all classes.
+	Slots   int64 `protobuf:"varint,3,opt,name=slots,proto3" json:"slots,omitempty"`
+	Running int64 `protobuf:"varint,4,opt,name=running,proto3" json:"running,omitempty"`
+	Waiting int64 `protobuf:"varint,5,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	// Trees whose work waits.
+	Tenants int64 `protobuf:"varint,6,opt,name=tenants,proto3" json:"tenants,omitempty"`
+	// The longest that the first in line of one of them has waited.
+	OldestNs int64 `protobuf:"varint,7,opt,name=oldest_ns,json=oldestNs,proto3" json:"oldest_ns,omitempty"`
+	// Since the daemon's start: what started, what ended and what of that failed, what nobody wanted any more
+	// or was too late before it started, what became urgent, what was refused, captures without slack left.
+	Started   int64 `protobuf:"varint,8,opt,name=started,proto3" json:"started,omitempty"`
+	Done      int64 `protobuf:"varint,9,opt,name=done,proto3" json:"done,omitempty"`
+	Failed    int64 `protobuf:"varint,10,opt,name=failed,proto3" json:"failed,omitempty"`
+	Cancelled int64 `protobuf:"varint,11,opt,name=cancelled,proto3" json:"cancelled,omitempty"`
+	Dropped   int64 `protobuf:"varint,12,opt,name=dropped,proto3" json:"dropped,omitempty"`
+	Promoted  int64 `protobuf:"varint,13,opt,name=promoted,proto3" json:"promoted,omitempty"`
+	Refused   int64 `protobuf:"varint,14,opt,name=refused,proto3" json:"refused,omitempty"`
+	Late      int64 `protobuf:"varint,15,opt,name=late,proto3" json:"late,omitempty"`
+	// Sums over these: from coming to start, from start to end, of those that somebody came to wait for
+	// how long he did, and what came to nothing.
+	WaitNs        int64 `protobuf:"varint,16,opt,name=wait_ns,json=waitNs,proto3" json:"wait_ns,omitempty"`
+	TookNs        int64 `protobuf:"varint,17,opt,name=took_ns,json=tookNs,proto3" json:"took_ns,omitempty"`
+	Exposed       int64 `protobuf:"varint,18,opt,name=exposed,proto3" json:"exposed,omitempty"`
+	ExposedNs     int64 `protobuf:"varint,19,opt,name=exposed_ns,json=exposedNs,proto3" json:"exposed_ns,omitempty"`
+	WastedNs      int64 `protobuf:"varint,20,opt,name=wasted_ns,json=wastedNs,proto3" json:"wasted_ns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Queue) Reset() {
+	*x = Queue{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Queue) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Queue) ProtoMessage() {}
+
+func (x *Queue) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Queue.ProtoReflect.Descriptor instead.
+func (*Queue) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Queue) GetLine() string {
+	if x != nil {
+		return x.Line
+	}
+	return ""
+}
+
+func (x *Queue) GetClass() string {
+	if x != nil {
+		return x.Class
+	}
+	return ""
+}
+
+func (x *Queue) GetSlots() int64 {
+	if x != nil {
+		return x.Slots
+	}
+	return 0
+}
+
+func (x *Queue) GetRunning() int64 {
+	if x != nil {
+		return x.Running
+	}
+	return 0
+}
+
+func (x *Queue) GetWaiting() int64 {
+	if x != nil {
+		return x.Waiting
+	}
+	return 0
+}
+
+func (x *Queue) GetTenants() int64 {
+	if x != nil {
+		return x.Tenants
+	}
+	return 0
+}
+
+func (x *Queue) GetOldestNs() int64 {
+	if x != nil {
+		return x.OldestNs
+	}
+	return 0
+}
+
+func (x *Queue) GetStarted() int64 {
+	if x != nil {
+		return x.Started
+	}
+	return 0
+}
+
+func (x *Queue) GetDone() int64 {
+	if x != nil {
+		return x.Done
+	}
+	return 0
+}
+
+func (x *Queue) GetFailed() int64 {
+	if x != nil {
+		return x.Failed
+	}
+	return 0
+}
+
+func (x *Queue) GetCancelled() int64 {
+	if x != nil {
+		return x.Cancelled
+	}
+	return 0
+}
+
+func (x *Queue) GetDropped() int64 {
+	if x != nil {
+		return x.Dropped
+	}
+	return 0
+}
+
+func (x *Queue) GetPromoted() int64 {
+	if x != nil {
+		return x.Promoted
+	}
+	return 0
+}
+
+func (x *Queue) GetRefused() int64 {
+	if x != nil {
+		return x.Refused
+	}
+	return 0
+}
+
+func (x *Queue) GetLate() int64 {
+	if x != nil {
+		return x.Late
+	}
+	return 0
+}
+
+func (x *Queue) GetWaitNs() int64 {
+	if x != nil {
+		return x.WaitNs
+	}
+	return 0
+}
+
+func (x *Queue) GetTookNs() int64 {
+	if x != nil {
+		return x.TookNs
+	}
+	return 0
+}
+
+func (x *Queue) GetExposed() int64 {
+	if x != nil {
+		return x.Exposed
+	}
+	return 0
+}
+
+func (x *Queue) GetExposedNs() int64 {
+	if x != nil {
+		return x.ExposedNs
+	}
+	return 0
+}
+
+func (x *Queue) GetWastedNs() int64 {
+	if x != nil {
+		return x.WastedNs
+	}
+	return 0
+}
+
+// How much the host has to do. Times are sums, of which the difference of two answers counts.
+type HostLoad struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// When it was read.
+	At int64 `protobuf:"varint,1,opt,name=at,proto3" json:"at,omitempty"`
+	// Whether the kernel tells of stalls (PSI): times in which some task, or all that had something to do, waited.
+	HasStalls       bool  `protobuf:"varint,2,opt,name=has_stalls,json=hasStalls,proto3" json:"has_stalls,omitempty"`
+	CpuSomeNs       int64 `protobuf:"varint,3,opt,name=cpu_some_ns,json=cpuSomeNs,proto3" json:"cpu_some_ns,omitempty"`
+	IoSomeNs        int64 `protobuf:"varint,4,opt,name=io_some_ns,json=ioSomeNs,proto3" json:"io_some_ns,omitempty"`
+	IoFullNs        int64 `protobuf:"varint,5,opt,name=io_full_ns,json=ioFullNs,proto3" json:"io_full_ns,omitempty"`
+	MemorySomeNs    int64 `protobuf:"varint,6,opt,name=memory_some_ns,json=memorySomeNs,proto3" json:"memory_some_ns,omitempty"`
+	MemoryFullNs    int64 `protobuf:"varint,7,opt,name=memory_full_ns,json=memoryFullNs,proto3" json:"memory_full_ns,omitempty"`
+	MemoryTotal     int64 `protobuf:"varint,8,opt,name=memory_total,json=memoryTotal,proto3" json:"memory_total,omitempty"`
+	MemoryAvailable int64 `protobuf:"varint,9,opt,name=memory_available,json=memoryAvailable,proto3" json:"memory_available,omitempty"`
+	// Processor time and memory of the daemon.
+	DaemonCpuNs    int64 `protobuf:"varint,10,opt,name=daemon_cpu_ns,json=daemonCpuNs,proto3" json:"daemon_cpu_ns,omitempty"`
+	DaemonResident int64 `protobuf:"varint,11,opt,name=daemon_resident,json=daemonResident,proto3" json:"daemon_resident,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *HostLoad) Reset() {
+	*x = HostLoad{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HostLoad) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HostLoad) ProtoMessage() {}
+
+func (x *HostLoad) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HostLoad.ProtoReflect.Descriptor instead.
+func (*HostLoad) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *HostLoad) GetAt() int64 {
+	if x != nil {
+		return x.At
+	}
+	return 0
+}
+
+func (x *HostLoad) GetHasStalls() bool {
+	if x != nil {
+		return x.HasStalls
+	}
+	return false
+}
+
+func (x *HostLoad) GetCpuSomeNs() int64 {
+	if x != nil {
+		return x.CpuSomeNs
+	}
+	return 0
+}
+
+func (x *HostLoad) GetIoSomeNs() int64 {
+	if x != nil {
+		return x.IoSomeNs
+	}
+	return 0
+}
+
+func (x *HostLoad) GetIoFullNs() int64 {
+	if x != nil {
+		return x.IoFullNs
+	}
+	return 0
+}
+
+func (x *HostLoad) GetMemorySomeNs() int64 {
+	if x != nil {
+		return x.MemorySomeNs
+	}
+	return 0
+}
+
+func (x *HostLoad) GetMemoryFullNs() int64 {
+	if x != nil {
+		return x.MemoryFullNs
+	}
+	return 0
+}
+
+func (x *HostLoad) GetMemoryTotal() int64 {
+	if x != nil {
+		return x.MemoryTotal
+	}
+	return 0
+}
+
+func (x *HostLoad) GetMemoryAvailable() int64 {
+	if x != nil {
+		return x.MemoryAvailable
+	}
+	return 0
+}
+
+func (x *HostLoad) GetDaemonCpuNs() int64 {
+	if x != nil {
+		return x.DaemonCpuNs
+	}
+	return 0
+}
+
+func (x *HostLoad) GetDaemonResident() int64 {
+	if x != nil {
+		return x.DaemonResident
+	}
+	return 0
+}
+
 type ImportImageRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A folder, a `docker save` archive or an OCI layout on the daemon's host.
@@ -1952,7 +2303,7 @@ type ImportImageRequest struct {
 
 func (x *ImportImageRequest) Reset() {
 	*x = ImportImageRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[12]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1964,7 +2315,7 @@ func (x *ImportImageRequest) String() string {
 func (*ImportImageRequest) ProtoMessage() {}
 
 func (x *ImportImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[12]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1977,7 +2328,7 @@ func (x *ImportImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportImageRequest.ProtoReflect.Descriptor instead.
 func (*ImportImageRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{12}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ImportImageRequest) GetPath() string {
@@ -2016,7 +2367,7 @@ type ImportImageEvent struct {
 
 func (x *ImportImageEvent) Reset() {
 	*x = ImportImageEvent{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[13]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2028,7 +2379,7 @@ func (x *ImportImageEvent) String() string {
 func (*ImportImageEvent) ProtoMessage() {}
 
 func (x *ImportImageEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[13]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2041,7 +2392,7 @@ func (x *ImportImageEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportImageEvent.ProtoReflect.Descriptor instead.
 func (*ImportImageEvent) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{13}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ImportImageEvent) GetStep() string {
@@ -2094,7 +2445,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[14]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2106,7 +2457,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[14]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2119,7 +2470,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{14}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{16}
 }
 
 type ListImagesResponse struct {
@@ -2131,7 +2482,7 @@ type ListImagesResponse struct {
 
 func (x *ListImagesResponse) Reset() {
 	*x = ListImagesResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[15]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2143,7 +2494,7 @@ func (x *ListImagesResponse) String() string {
 func (*ListImagesResponse) ProtoMessage() {}
 
 func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[15]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2156,7 +2507,7 @@ func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesResponse.ProtoReflect.Descriptor instead.
 func (*ListImagesResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{15}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListImagesResponse) GetImages() []*Image {
@@ -2177,7 +2528,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[16]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2189,7 +2540,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[16]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2202,7 +2553,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{16}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RemoveImageRequest) GetImage() string {
@@ -2228,7 +2579,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[17]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2240,7 +2591,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[17]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2253,7 +2604,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{17}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RemoveImageResponse) GetFreedBytes() int64 {
@@ -2276,7 +2627,7 @@ type SetupStep struct {
 
 func (x *SetupStep) Reset() {
 	*x = SetupStep{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[18]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2288,7 +2639,7 @@ func (x *SetupStep) String() string {
 func (*SetupStep) ProtoMessage() {}
 
 func (x *SetupStep) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[18]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2301,7 +2652,7 @@ func (x *SetupStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetupStep.ProtoReflect.Descriptor instead.
 func (*SetupStep) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{18}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SetupStep) GetStep() isSetupStep_Step {
@@ -2358,7 +2709,7 @@ type FileToWrite struct {
 
 func (x *FileToWrite) Reset() {
 	*x = FileToWrite{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[19]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2370,7 +2721,7 @@ func (x *FileToWrite) String() string {
 func (*FileToWrite) ProtoMessage() {}
 
 func (x *FileToWrite) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[19]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2383,7 +2734,7 @@ func (x *FileToWrite) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileToWrite.ProtoReflect.Descriptor instead.
 func (*FileToWrite) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{19}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *FileToWrite) GetPath() string {
@@ -2427,7 +2778,7 @@ type Defaults struct {
 
 func (x *Defaults) Reset() {
 	*x = Defaults{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[20]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2439,7 +2790,7 @@ func (x *Defaults) String() string {
 func (*Defaults) ProtoMessage() {}
 
 func (x *Defaults) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[20]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2452,7 +2803,7 @@ func (x *Defaults) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Defaults.ProtoReflect.Descriptor instead.
 func (*Defaults) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{20}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Defaults) GetUser() string {
@@ -2524,7 +2875,7 @@ type CreateTreeRequest struct {
 
 func (x *CreateTreeRequest) Reset() {
 	*x = CreateTreeRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[21]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2536,7 +2887,7 @@ func (x *CreateTreeRequest) String() string {
 func (*CreateTreeRequest) ProtoMessage() {}
 
 func (x *CreateTreeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[21]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2549,7 +2900,7 @@ func (x *CreateTreeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTreeRequest.ProtoReflect.Descriptor instead.
 func (*CreateTreeRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{21}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *CreateTreeRequest) GetStart() isCreateTreeRequest_Start {
@@ -2642,7 +2993,7 @@ type CreateTreeResponse struct {
 
 func (x *CreateTreeResponse) Reset() {
 	*x = CreateTreeResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[22]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2654,7 +3005,7 @@ func (x *CreateTreeResponse) String() string {
 func (*CreateTreeResponse) ProtoMessage() {}
 
 func (x *CreateTreeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[22]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2667,7 +3018,7 @@ func (x *CreateTreeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTreeResponse.ProtoReflect.Descriptor instead.
 func (*CreateTreeResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{22}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CreateTreeResponse) GetTree() *Tree {
@@ -2708,7 +3059,7 @@ type CloseTreeRequest struct {
 
 func (x *CloseTreeRequest) Reset() {
 	*x = CloseTreeRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[23]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2720,7 +3071,7 @@ func (x *CloseTreeRequest) String() string {
 func (*CloseTreeRequest) ProtoMessage() {}
 
 func (x *CloseTreeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[23]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2733,7 +3084,7 @@ func (x *CloseTreeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseTreeRequest.ProtoReflect.Descriptor instead.
 func (*CloseTreeRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{23}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CloseTreeRequest) GetTreeId() string {
@@ -2759,7 +3110,7 @@ type CloseTreeResponse struct {
 
 func (x *CloseTreeResponse) Reset() {
 	*x = CloseTreeResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[24]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2771,7 +3122,7 @@ func (x *CloseTreeResponse) String() string {
 func (*CloseTreeResponse) ProtoMessage() {}
 
 func (x *CloseTreeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[24]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2784,7 +3135,7 @@ func (x *CloseTreeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseTreeResponse.ProtoReflect.Descriptor instead.
 func (*CloseTreeResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{24}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CloseTreeResponse) GetReleased() int64 {
@@ -2803,7 +3154,7 @@ type OpenTreeRequest struct {
 
 func (x *OpenTreeRequest) Reset() {
 	*x = OpenTreeRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[25]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2815,7 +3166,7 @@ func (x *OpenTreeRequest) String() string {
 func (*OpenTreeRequest) ProtoMessage() {}
 
 func (x *OpenTreeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[25]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2828,7 +3179,7 @@ func (x *OpenTreeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenTreeRequest.ProtoReflect.Descriptor instead.
 func (*OpenTreeRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{25}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *OpenTreeRequest) GetTreeId() string {
@@ -2847,7 +3198,7 @@ type OpenTreeResponse struct {
 
 func (x *OpenTreeResponse) Reset() {
 	*x = OpenTreeResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[26]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2859,7 +3210,7 @@ func (x *OpenTreeResponse) String() string {
 func (*OpenTreeResponse) ProtoMessage() {}
 
 func (x *OpenTreeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[26]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2872,7 +3223,7 @@ func (x *OpenTreeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenTreeResponse.ProtoReflect.Descriptor instead.
 func (*OpenTreeResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{26}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *OpenTreeResponse) GetTree() *Tree {
@@ -2895,7 +3246,7 @@ type OpenRunRequest struct {
 
 func (x *OpenRunRequest) Reset() {
 	*x = OpenRunRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[27]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2907,7 +3258,7 @@ func (x *OpenRunRequest) String() string {
 func (*OpenRunRequest) ProtoMessage() {}
 
 func (x *OpenRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[27]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2920,7 +3271,7 @@ func (x *OpenRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenRunRequest.ProtoReflect.Descriptor instead.
 func (*OpenRunRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{27}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *OpenRunRequest) GetName() string {
@@ -2956,7 +3307,7 @@ type OpenRunResponse struct {
 
 func (x *OpenRunResponse) Reset() {
 	*x = OpenRunResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[28]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2968,7 +3319,7 @@ func (x *OpenRunResponse) String() string {
 func (*OpenRunResponse) ProtoMessage() {}
 
 func (x *OpenRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[28]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2981,7 +3332,7 @@ func (x *OpenRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenRunResponse.ProtoReflect.Descriptor instead.
 func (*OpenRunResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{28}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *OpenRunResponse) GetAttempt() int64 {
@@ -3019,7 +3370,7 @@ type CloseRunRequest struct {
 
 func (x *CloseRunRequest) Reset() {
 	*x = CloseRunRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[29]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3031,7 +3382,7 @@ func (x *CloseRunRequest) String() string {
 func (*CloseRunRequest) ProtoMessage() {}
 
 func (x *CloseRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[29]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3044,7 +3395,7 @@ func (x *CloseRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseRunRequest.ProtoReflect.Descriptor instead.
 func (*CloseRunRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{29}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CloseRunRequest) GetName() string {
@@ -3085,7 +3436,7 @@ type CloseRunResponse struct {
 
 func (x *CloseRunResponse) Reset() {
 	*x = CloseRunResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[30]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3097,7 +3448,7 @@ func (x *CloseRunResponse) String() string {
 func (*CloseRunResponse) ProtoMessage() {}
 
 func (x *CloseRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[30]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3110,7 +3461,7 @@ func (x *CloseRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseRunResponse.ProtoReflect.Descriptor instead.
 func (*CloseRunResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{30}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CloseRunResponse) GetReleased() int64 {
@@ -3128,15 +3479,17 @@ func (x *CloseRunResponse) GetClosedTrees() int64 {
 }
 
 type ListTreesRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Labels        map[string]string      `protobuf:"bytes,1,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Labels map[string]string      `protobuf:"bytes,1,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Only trees that aren't closed.
+	OpenOnly      bool `protobuf:"varint,2,opt,name=open_only,json=openOnly,proto3" json:"open_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListTreesRequest) Reset() {
 	*x = ListTreesRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[31]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3148,7 +3501,7 @@ func (x *ListTreesRequest) String() string {
 func (*ListTreesRequest) ProtoMessage() {}
 
 func (x *ListTreesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[31]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3161,7 +3514,7 @@ func (x *ListTreesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTreesRequest.ProtoReflect.Descriptor instead.
 func (*ListTreesRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{31}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ListTreesRequest) GetLabels() map[string]string {
@@ -3169,6 +3522,13 @@ func (x *ListTreesRequest) GetLabels() map[string]string {
 		return x.Labels
 	}
 	return nil
+}
+
+func (x *ListTreesRequest) GetOpenOnly() bool {
+	if x != nil {
+		return x.OpenOnly
+	}
+	return false
 }
 
 type ListTreesResponse struct {
@@ -3180,7 +3540,7 @@ type ListTreesResponse struct {
 
 func (x *ListTreesResponse) Reset() {
 	*x = ListTreesResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[32]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3192,7 +3552,7 @@ func (x *ListTreesResponse) String() string {
 func (*ListTreesResponse) ProtoMessage() {}
 
 func (x *ListTreesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[32]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3205,7 +3565,7 @@ func (x *ListTreesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTreesResponse.ProtoReflect.Descriptor instead.
 func (*ListTreesResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{32}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListTreesResponse) GetTrees() []*Tree {
@@ -3245,7 +3605,7 @@ type Command struct {
 
 func (x *Command) Reset() {
 	*x = Command{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[33]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3257,7 +3617,7 @@ func (x *Command) String() string {
 func (*Command) ProtoMessage() {}
 
 func (x *Command) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[33]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3270,7 +3630,7 @@ func (x *Command) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Command.ProtoReflect.Descriptor instead.
 func (*Command) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{33}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Command) GetArgv() [][]byte {
@@ -3362,7 +3722,7 @@ type RunTurnRequest struct {
 
 func (x *RunTurnRequest) Reset() {
 	*x = RunTurnRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[34]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3374,7 +3734,7 @@ func (x *RunTurnRequest) String() string {
 func (*RunTurnRequest) ProtoMessage() {}
 
 func (x *RunTurnRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[34]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3387,7 +3747,7 @@ func (x *RunTurnRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunTurnRequest.ProtoReflect.Descriptor instead.
 func (*RunTurnRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{34}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RunTurnRequest) GetSandboxId() string {
@@ -3450,7 +3810,7 @@ type NodeInput struct {
 
 func (x *NodeInput) Reset() {
 	*x = NodeInput{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[35]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3462,7 +3822,7 @@ func (x *NodeInput) String() string {
 func (*NodeInput) ProtoMessage() {}
 
 func (x *NodeInput) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[35]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3475,7 +3835,7 @@ func (x *NodeInput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeInput.ProtoReflect.Descriptor instead.
 func (*NodeInput) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{35}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *NodeInput) GetLabels() map[string]string {
@@ -3514,7 +3874,7 @@ type TurnEvent struct {
 
 func (x *TurnEvent) Reset() {
 	*x = TurnEvent{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[36]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3526,7 +3886,7 @@ func (x *TurnEvent) String() string {
 func (*TurnEvent) ProtoMessage() {}
 
 func (x *TurnEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[36]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3539,7 +3899,7 @@ func (x *TurnEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TurnEvent.ProtoReflect.Descriptor instead.
 func (*TurnEvent) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{36}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *TurnEvent) GetEvent() isTurnEvent_Event {
@@ -3630,7 +3990,7 @@ type CommandResult struct {
 
 func (x *CommandResult) Reset() {
 	*x = CommandResult{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[37]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3642,7 +4002,7 @@ func (x *CommandResult) String() string {
 func (*CommandResult) ProtoMessage() {}
 
 func (x *CommandResult) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[37]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3655,7 +4015,7 @@ func (x *CommandResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommandResult.ProtoReflect.Descriptor instead.
 func (*CommandResult) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{37}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CommandResult) GetObservation() *Observation {
@@ -3709,7 +4069,7 @@ type Timings struct {
 
 func (x *Timings) Reset() {
 	*x = Timings{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[38]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3721,7 +4081,7 @@ func (x *Timings) String() string {
 func (*Timings) ProtoMessage() {}
 
 func (x *Timings) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[38]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3734,7 +4094,7 @@ func (x *Timings) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Timings.ProtoReflect.Descriptor instead.
 func (*Timings) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{38}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Timings) GetCaptureWaitNs() int64 {
@@ -3797,7 +4157,7 @@ type TurnResult struct {
 
 func (x *TurnResult) Reset() {
 	*x = TurnResult{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[39]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3809,7 +4169,7 @@ func (x *TurnResult) String() string {
 func (*TurnResult) ProtoMessage() {}
 
 func (x *TurnResult) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[39]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3822,7 +4182,7 @@ func (x *TurnResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TurnResult.ProtoReflect.Descriptor instead.
 func (*TurnResult) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{39}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *TurnResult) GetNode() *Node {
@@ -3872,7 +4232,7 @@ type BeginTurnRequest struct {
 
 func (x *BeginTurnRequest) Reset() {
 	*x = BeginTurnRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[40]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3884,7 +4244,7 @@ func (x *BeginTurnRequest) String() string {
 func (*BeginTurnRequest) ProtoMessage() {}
 
 func (x *BeginTurnRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[40]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3897,7 +4257,7 @@ func (x *BeginTurnRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BeginTurnRequest.ProtoReflect.Descriptor instead.
 func (*BeginTurnRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{40}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *BeginTurnRequest) GetSandboxId() string {
@@ -3937,7 +4297,7 @@ type BeginTurnResponse struct {
 
 func (x *BeginTurnResponse) Reset() {
 	*x = BeginTurnResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[41]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3949,7 +4309,7 @@ func (x *BeginTurnResponse) String() string {
 func (*BeginTurnResponse) ProtoMessage() {}
 
 func (x *BeginTurnResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[41]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3962,7 +4322,7 @@ func (x *BeginTurnResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BeginTurnResponse.ProtoReflect.Descriptor instead.
 func (*BeginTurnResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{41}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *BeginTurnResponse) GetTurnId() string {
@@ -3984,7 +4344,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[42]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3996,7 +4356,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[42]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4009,7 +4369,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{42}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ExecRequest) GetTurnId() string {
@@ -4045,7 +4405,7 @@ type EndTurnRequest struct {
 
 func (x *EndTurnRequest) Reset() {
 	*x = EndTurnRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[43]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4057,7 +4417,7 @@ func (x *EndTurnRequest) String() string {
 func (*EndTurnRequest) ProtoMessage() {}
 
 func (x *EndTurnRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[43]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4070,7 +4430,7 @@ func (x *EndTurnRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndTurnRequest.ProtoReflect.Descriptor instead.
 func (*EndTurnRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{43}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *EndTurnRequest) GetTurnId() string {
@@ -4116,7 +4476,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[44]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4128,7 +4488,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[44]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4141,7 +4501,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{44}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Session) GetName() string {
@@ -4197,7 +4557,7 @@ type OpenSessionRequest struct {
 
 func (x *OpenSessionRequest) Reset() {
 	*x = OpenSessionRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[45]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4209,7 +4569,7 @@ func (x *OpenSessionRequest) String() string {
 func (*OpenSessionRequest) ProtoMessage() {}
 
 func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[45]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4222,7 +4582,7 @@ func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionRequest.ProtoReflect.Descriptor instead.
 func (*OpenSessionRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{45}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *OpenSessionRequest) GetSandboxId() string {
@@ -4320,7 +4680,7 @@ type OpenSessionResponse struct {
 
 func (x *OpenSessionResponse) Reset() {
 	*x = OpenSessionResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[46]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4332,7 +4692,7 @@ func (x *OpenSessionResponse) String() string {
 func (*OpenSessionResponse) ProtoMessage() {}
 
 func (x *OpenSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[46]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4345,7 +4705,7 @@ func (x *OpenSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionResponse.ProtoReflect.Descriptor instead.
 func (*OpenSessionResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{46}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *OpenSessionResponse) GetSession() *Session {
@@ -4374,7 +4734,7 @@ type CloseSessionRequest struct {
 
 func (x *CloseSessionRequest) Reset() {
 	*x = CloseSessionRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[47]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4386,7 +4746,7 @@ func (x *CloseSessionRequest) String() string {
 func (*CloseSessionRequest) ProtoMessage() {}
 
 func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[47]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4399,7 +4759,7 @@ func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
 func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{47}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *CloseSessionRequest) GetSandboxId() string {
@@ -4440,7 +4800,7 @@ type CloseSessionResponse struct {
 
 func (x *CloseSessionResponse) Reset() {
 	*x = CloseSessionResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[48]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4452,7 +4812,7 @@ func (x *CloseSessionResponse) String() string {
 func (*CloseSessionResponse) ProtoMessage() {}
 
 func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[48]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4465,7 +4825,7 @@ func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionResponse.ProtoReflect.Descriptor instead.
 func (*CloseSessionResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{48}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *CloseSessionResponse) GetResult() *TurnResult {
@@ -4484,7 +4844,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[49]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4496,7 +4856,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[49]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4509,7 +4869,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{49}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ListSessionsRequest) GetSandboxId() string {
@@ -4528,7 +4888,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[50]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4540,7 +4900,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[50]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4553,7 +4913,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{50}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*Session {
@@ -4573,7 +4933,7 @@ type InterruptRequest struct {
 
 func (x *InterruptRequest) Reset() {
 	*x = InterruptRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[51]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4585,7 +4945,7 @@ func (x *InterruptRequest) String() string {
 func (*InterruptRequest) ProtoMessage() {}
 
 func (x *InterruptRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[51]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4598,7 +4958,7 @@ func (x *InterruptRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRequest.ProtoReflect.Descriptor instead.
 func (*InterruptRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{51}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *InterruptRequest) GetSandboxId() string {
@@ -4625,7 +4985,7 @@ type InterruptResponse struct {
 
 func (x *InterruptResponse) Reset() {
 	*x = InterruptResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[52]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4637,7 +4997,7 @@ func (x *InterruptResponse) String() string {
 func (*InterruptResponse) ProtoMessage() {}
 
 func (x *InterruptResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[52]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4650,7 +5010,7 @@ func (x *InterruptResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptResponse.ProtoReflect.Descriptor instead.
 func (*InterruptResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{52}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *InterruptResponse) GetWasRunning() bool {
@@ -4669,7 +5029,7 @@ type CancelTurnRequest struct {
 
 func (x *CancelTurnRequest) Reset() {
 	*x = CancelTurnRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[53]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4681,7 +5041,7 @@ func (x *CancelTurnRequest) String() string {
 func (*CancelTurnRequest) ProtoMessage() {}
 
 func (x *CancelTurnRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[53]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4694,7 +5054,7 @@ func (x *CancelTurnRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelTurnRequest.ProtoReflect.Descriptor instead.
 func (*CancelTurnRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{53}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *CancelTurnRequest) GetSandboxId() string {
@@ -4713,7 +5073,7 @@ type CancelTurnResponse struct {
 
 func (x *CancelTurnResponse) Reset() {
 	*x = CancelTurnResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[54]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4725,7 +5085,7 @@ func (x *CancelTurnResponse) String() string {
 func (*CancelTurnResponse) ProtoMessage() {}
 
 func (x *CancelTurnResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[54]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4738,7 +5098,7 @@ func (x *CancelTurnResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelTurnResponse.ProtoReflect.Descriptor instead.
 func (*CancelTurnResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{54}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *CancelTurnResponse) GetWasRunning() bool {
@@ -4762,7 +5122,7 @@ type ReadFileRequest struct {
 
 func (x *ReadFileRequest) Reset() {
 	*x = ReadFileRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[55]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4774,7 +5134,7 @@ func (x *ReadFileRequest) String() string {
 func (*ReadFileRequest) ProtoMessage() {}
 
 func (x *ReadFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[55]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4787,7 +5147,7 @@ func (x *ReadFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFileRequest.ProtoReflect.Descriptor instead.
 func (*ReadFileRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{55}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ReadFileRequest) GetSandboxId() string {
@@ -4836,7 +5196,7 @@ type ReadFileResponse struct {
 
 func (x *ReadFileResponse) Reset() {
 	*x = ReadFileResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[56]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4848,7 +5208,7 @@ func (x *ReadFileResponse) String() string {
 func (*ReadFileResponse) ProtoMessage() {}
 
 func (x *ReadFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[56]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4861,7 +5221,7 @@ func (x *ReadFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFileResponse.ProtoReflect.Descriptor instead.
 func (*ReadFileResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{56}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ReadFileResponse) GetContent() []byte {
@@ -4902,7 +5262,7 @@ type WriteFileRequest struct {
 
 func (x *WriteFileRequest) Reset() {
 	*x = WriteFileRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[57]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4914,7 +5274,7 @@ func (x *WriteFileRequest) String() string {
 func (*WriteFileRequest) ProtoMessage() {}
 
 func (x *WriteFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[57]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4927,7 +5287,7 @@ func (x *WriteFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileRequest.ProtoReflect.Descriptor instead.
 func (*WriteFileRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{57}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *WriteFileRequest) GetSandboxId() string {
@@ -4989,7 +5349,7 @@ type WriteFileResponse struct {
 
 func (x *WriteFileResponse) Reset() {
 	*x = WriteFileResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[58]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5001,7 +5361,7 @@ func (x *WriteFileResponse) String() string {
 func (*WriteFileResponse) ProtoMessage() {}
 
 func (x *WriteFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[58]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5014,7 +5374,7 @@ func (x *WriteFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileResponse.ProtoReflect.Descriptor instead.
 func (*WriteFileResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{58}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *WriteFileResponse) GetResult() *TurnResult {
@@ -5037,7 +5397,7 @@ type UploadRequest struct {
 
 func (x *UploadRequest) Reset() {
 	*x = UploadRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[59]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5049,7 +5409,7 @@ func (x *UploadRequest) String() string {
 func (*UploadRequest) ProtoMessage() {}
 
 func (x *UploadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[59]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5062,7 +5422,7 @@ func (x *UploadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadRequest.ProtoReflect.Descriptor instead.
 func (*UploadRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{59}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *UploadRequest) GetPart() isUploadRequest_Part {
@@ -5119,7 +5479,7 @@ type UploadStart struct {
 
 func (x *UploadStart) Reset() {
 	*x = UploadStart{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[60]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5131,7 +5491,7 @@ func (x *UploadStart) String() string {
 func (*UploadStart) ProtoMessage() {}
 
 func (x *UploadStart) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[60]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5144,7 +5504,7 @@ func (x *UploadStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadStart.ProtoReflect.Descriptor instead.
 func (*UploadStart) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{60}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *UploadStart) GetSandboxId() string {
@@ -5186,7 +5546,7 @@ type UploadResponse struct {
 
 func (x *UploadResponse) Reset() {
 	*x = UploadResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[61]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5198,7 +5558,7 @@ func (x *UploadResponse) String() string {
 func (*UploadResponse) ProtoMessage() {}
 
 func (x *UploadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[61]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5211,7 +5571,7 @@ func (x *UploadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadResponse.ProtoReflect.Descriptor instead.
 func (*UploadResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{61}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *UploadResponse) GetResult() *TurnResult {
@@ -5246,7 +5606,7 @@ type DownloadRequest struct {
 
 func (x *DownloadRequest) Reset() {
 	*x = DownloadRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[62]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5258,7 +5618,7 @@ func (x *DownloadRequest) String() string {
 func (*DownloadRequest) ProtoMessage() {}
 
 func (x *DownloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[62]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5271,7 +5631,7 @@ func (x *DownloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownloadRequest.ProtoReflect.Descriptor instead.
 func (*DownloadRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{62}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *DownloadRequest) GetSandboxId() string {
@@ -5304,7 +5664,7 @@ type DownloadResponse struct {
 
 func (x *DownloadResponse) Reset() {
 	*x = DownloadResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[63]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5316,7 +5676,7 @@ func (x *DownloadResponse) String() string {
 func (*DownloadResponse) ProtoMessage() {}
 
 func (x *DownloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[63]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5329,7 +5689,7 @@ func (x *DownloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownloadResponse.ProtoReflect.Descriptor instead.
 func (*DownloadResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{63}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *DownloadResponse) GetChunk() []byte {
@@ -5370,7 +5730,7 @@ type ForkRequest struct {
 
 func (x *ForkRequest) Reset() {
 	*x = ForkRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[64]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5382,7 +5742,7 @@ func (x *ForkRequest) String() string {
 func (*ForkRequest) ProtoMessage() {}
 
 func (x *ForkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[64]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5395,7 +5755,7 @@ func (x *ForkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForkRequest.ProtoReflect.Descriptor instead.
 func (*ForkRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{64}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ForkRequest) GetWants() []*ForkRequest_Want {
@@ -5505,7 +5865,7 @@ type ForkResult struct {
 
 func (x *ForkResult) Reset() {
 	*x = ForkResult{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[65]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5517,7 +5877,7 @@ func (x *ForkResult) String() string {
 func (*ForkResult) ProtoMessage() {}
 
 func (x *ForkResult) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[65]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5530,7 +5890,7 @@ func (x *ForkResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForkResult.ProtoReflect.Descriptor instead.
 func (*ForkResult) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{65}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ForkResult) GetWant() int32 {
@@ -5632,7 +5992,7 @@ type ReplayedTurn struct {
 
 func (x *ReplayedTurn) Reset() {
 	*x = ReplayedTurn{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[66]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5644,7 +6004,7 @@ func (x *ReplayedTurn) String() string {
 func (*ReplayedTurn) ProtoMessage() {}
 
 func (x *ReplayedTurn) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[66]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5657,7 +6017,7 @@ func (x *ReplayedTurn) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayedTurn.ProtoReflect.Descriptor instead.
 func (*ReplayedTurn) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{66}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ReplayedTurn) GetNodeId() string {
@@ -5698,7 +6058,7 @@ type ForkResults struct {
 
 func (x *ForkResults) Reset() {
 	*x = ForkResults{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[67]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5710,7 +6070,7 @@ func (x *ForkResults) String() string {
 func (*ForkResults) ProtoMessage() {}
 
 func (x *ForkResults) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[67]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5723,7 +6083,7 @@ func (x *ForkResults) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForkResults.ProtoReflect.Descriptor instead.
 func (*ForkResults) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{67}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ForkResults) GetResults() []*ForkResult {
@@ -5744,7 +6104,7 @@ type RollbackRequest struct {
 
 func (x *RollbackRequest) Reset() {
 	*x = RollbackRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[68]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5756,7 +6116,7 @@ func (x *RollbackRequest) String() string {
 func (*RollbackRequest) ProtoMessage() {}
 
 func (x *RollbackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[68]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5769,7 +6129,7 @@ func (x *RollbackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackRequest.ProtoReflect.Descriptor instead.
 func (*RollbackRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{68}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *RollbackRequest) GetSandboxId() string {
@@ -5803,7 +6163,7 @@ type RollbackResponse struct {
 
 func (x *RollbackResponse) Reset() {
 	*x = RollbackResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[69]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5815,7 +6175,7 @@ func (x *RollbackResponse) String() string {
 func (*RollbackResponse) ProtoMessage() {}
 
 func (x *RollbackResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[69]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5828,7 +6188,7 @@ func (x *RollbackResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackResponse.ProtoReflect.Descriptor instead.
 func (*RollbackResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{69}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *RollbackResponse) GetSandbox() *Sandbox {
@@ -5855,7 +6215,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[70]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5867,7 +6227,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[70]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5880,7 +6240,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{70}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ReleaseRequest) GetSandboxIds() []string {
@@ -5906,7 +6266,7 @@ type ReleaseResponse struct {
 
 func (x *ReleaseResponse) Reset() {
 	*x = ReleaseResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[71]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5918,7 +6278,7 @@ func (x *ReleaseResponse) String() string {
 func (*ReleaseResponse) ProtoMessage() {}
 
 func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[71]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5931,7 +6291,7 @@ func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{71}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ReleaseResponse) GetReleased() int64 {
@@ -5951,7 +6311,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[72]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5963,7 +6323,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[72]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5976,7 +6336,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{72}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *RenewRequest) GetSandboxIds() []string {
@@ -6002,7 +6362,7 @@ type RenewResponse struct {
 
 func (x *RenewResponse) Reset() {
 	*x = RenewResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[73]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6014,7 +6374,7 @@ func (x *RenewResponse) String() string {
 func (*RenewResponse) ProtoMessage() {}
 
 func (x *RenewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[73]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6027,7 +6387,7 @@ func (x *RenewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
 func (*RenewResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{73}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *RenewResponse) GetSandboxes() []*Sandbox {
@@ -6046,7 +6406,7 @@ type ListSandboxesRequest struct {
 
 func (x *ListSandboxesRequest) Reset() {
 	*x = ListSandboxesRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[74]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6058,7 +6418,7 @@ func (x *ListSandboxesRequest) String() string {
 func (*ListSandboxesRequest) ProtoMessage() {}
 
 func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[74]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6071,7 +6431,7 @@ func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesRequest.ProtoReflect.Descriptor instead.
 func (*ListSandboxesRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{74}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ListSandboxesRequest) GetTreeId() string {
@@ -6090,7 +6450,7 @@ type ListSandboxesResponse struct {
 
 func (x *ListSandboxesResponse) Reset() {
 	*x = ListSandboxesResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[75]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6102,7 +6462,7 @@ func (x *ListSandboxesResponse) String() string {
 func (*ListSandboxesResponse) ProtoMessage() {}
 
 func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[75]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6115,7 +6475,7 @@ func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesResponse.ProtoReflect.Descriptor instead.
 func (*ListSandboxesResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{75}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ListSandboxesResponse) GetSandboxes() []*Sandbox {
@@ -6134,7 +6494,7 @@ type WaitCapturedRequest struct {
 
 func (x *WaitCapturedRequest) Reset() {
 	*x = WaitCapturedRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[76]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6146,7 +6506,7 @@ func (x *WaitCapturedRequest) String() string {
 func (*WaitCapturedRequest) ProtoMessage() {}
 
 func (x *WaitCapturedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[76]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6159,7 +6519,7 @@ func (x *WaitCapturedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitCapturedRequest.ProtoReflect.Descriptor instead.
 func (*WaitCapturedRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{76}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *WaitCapturedRequest) GetNodeIds() []string {
@@ -6178,7 +6538,7 @@ type WaitCapturedResponse struct {
 
 func (x *WaitCapturedResponse) Reset() {
 	*x = WaitCapturedResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[77]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6190,7 +6550,7 @@ func (x *WaitCapturedResponse) String() string {
 func (*WaitCapturedResponse) ProtoMessage() {}
 
 func (x *WaitCapturedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[77]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6203,7 +6563,7 @@ func (x *WaitCapturedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitCapturedResponse.ProtoReflect.Descriptor instead.
 func (*WaitCapturedResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{77}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *WaitCapturedResponse) GetNodes() []*Node {
@@ -6224,7 +6584,7 @@ type EvaluateRequest struct {
 
 func (x *EvaluateRequest) Reset() {
 	*x = EvaluateRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[78]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6236,7 +6596,7 @@ func (x *EvaluateRequest) String() string {
 func (*EvaluateRequest) ProtoMessage() {}
 
 func (x *EvaluateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[78]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6249,7 +6609,7 @@ func (x *EvaluateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvaluateRequest.ProtoReflect.Descriptor instead.
 func (*EvaluateRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{78}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *EvaluateRequest) GetNodeId() string {
@@ -6301,7 +6661,7 @@ type Grader struct {
 
 func (x *Grader) Reset() {
 	*x = Grader{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[79]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6313,7 +6673,7 @@ func (x *Grader) String() string {
 func (*Grader) ProtoMessage() {}
 
 func (x *Grader) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[79]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6326,7 +6686,7 @@ func (x *Grader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grader.ProtoReflect.Descriptor instead.
 func (*Grader) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{79}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *Grader) GetStart() isGrader_Start {
@@ -6422,7 +6782,7 @@ type EvaluateResponse struct {
 
 func (x *EvaluateResponse) Reset() {
 	*x = EvaluateResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[80]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6434,7 +6794,7 @@ func (x *EvaluateResponse) String() string {
 func (*EvaluateResponse) ProtoMessage() {}
 
 func (x *EvaluateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[80]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6447,7 +6807,7 @@ func (x *EvaluateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvaluateResponse.ProtoReflect.Descriptor instead.
 func (*EvaluateResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{80}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *EvaluateResponse) GetRewards() map[string]float64 {
@@ -6501,7 +6861,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[81]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6513,7 +6873,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[81]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6526,7 +6886,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{81}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *GetNodeRequest) GetNodeId() string {
@@ -6555,7 +6915,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[82]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6567,7 +6927,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[82]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6580,7 +6940,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{82}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ListNodesRequest) GetTreeId() string {
@@ -6650,7 +7010,7 @@ type WatchTreeRequest struct {
 
 func (x *WatchTreeRequest) Reset() {
 	*x = WatchTreeRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[83]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6662,7 +7022,7 @@ func (x *WatchTreeRequest) String() string {
 func (*WatchTreeRequest) ProtoMessage() {}
 
 func (x *WatchTreeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[83]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6675,7 +7035,7 @@ func (x *WatchTreeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchTreeRequest.ProtoReflect.Descriptor instead.
 func (*WatchTreeRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{83}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *WatchTreeRequest) GetTreeId() string {
@@ -6707,7 +7067,7 @@ type TreeEvent struct {
 
 func (x *TreeEvent) Reset() {
 	*x = TreeEvent{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[84]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6719,7 +7079,7 @@ func (x *TreeEvent) String() string {
 func (*TreeEvent) ProtoMessage() {}
 
 func (x *TreeEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[84]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6732,7 +7092,7 @@ func (x *TreeEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TreeEvent.ProtoReflect.Descriptor instead.
 func (*TreeEvent) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{84}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *TreeEvent) GetIndex() uint64 {
@@ -6815,7 +7175,7 @@ type NodeAnnotation struct {
 
 func (x *NodeAnnotation) Reset() {
 	*x = NodeAnnotation{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[85]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6827,7 +7187,7 @@ func (x *NodeAnnotation) String() string {
 func (*NodeAnnotation) ProtoMessage() {}
 
 func (x *NodeAnnotation) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[85]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6840,7 +7200,7 @@ func (x *NodeAnnotation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeAnnotation.ProtoReflect.Descriptor instead.
 func (*NodeAnnotation) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{85}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *NodeAnnotation) GetNodeId() string {
@@ -6902,7 +7262,7 @@ type AnnotateRequest struct {
 
 func (x *AnnotateRequest) Reset() {
 	*x = AnnotateRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[86]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6914,7 +7274,7 @@ func (x *AnnotateRequest) String() string {
 func (*AnnotateRequest) ProtoMessage() {}
 
 func (x *AnnotateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[86]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6927,7 +7287,7 @@ func (x *AnnotateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AnnotateRequest.ProtoReflect.Descriptor instead.
 func (*AnnotateRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{86}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *AnnotateRequest) GetAnnotations() []*NodeAnnotation {
@@ -6953,7 +7313,7 @@ type AnnotateResponse struct {
 
 func (x *AnnotateResponse) Reset() {
 	*x = AnnotateResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[87]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6965,7 +7325,7 @@ func (x *AnnotateResponse) String() string {
 func (*AnnotateResponse) ProtoMessage() {}
 
 func (x *AnnotateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[87]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6978,7 +7338,7 @@ func (x *AnnotateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AnnotateResponse.ProtoReflect.Descriptor instead.
 func (*AnnotateResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{87}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *AnnotateResponse) GetIndex() uint64 {
@@ -7000,7 +7360,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[88]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7012,7 +7372,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[88]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7025,7 +7385,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{88}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *BackupRequest) GetItems() []*BackupRequest_Item {
@@ -7066,7 +7426,7 @@ type BackupResponse struct {
 
 func (x *BackupResponse) Reset() {
 	*x = BackupResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[89]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7078,7 +7438,7 @@ func (x *BackupResponse) String() string {
 func (*BackupResponse) ProtoMessage() {}
 
 func (x *BackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[89]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7091,7 +7451,7 @@ func (x *BackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
 func (*BackupResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{89}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *BackupResponse) GetIndex() uint64 {
@@ -7117,7 +7477,7 @@ type GetPayloadRequest struct {
 
 func (x *GetPayloadRequest) Reset() {
 	*x = GetPayloadRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[90]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7129,7 +7489,7 @@ func (x *GetPayloadRequest) String() string {
 func (*GetPayloadRequest) ProtoMessage() {}
 
 func (x *GetPayloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[90]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7142,7 +7502,7 @@ func (x *GetPayloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPayloadRequest.ProtoReflect.Descriptor instead.
 func (*GetPayloadRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{90}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *GetPayloadRequest) GetNodeId() string {
@@ -7162,7 +7522,7 @@ type GetPayloadResponse struct {
 
 func (x *GetPayloadResponse) Reset() {
 	*x = GetPayloadResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[91]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7174,7 +7534,7 @@ func (x *GetPayloadResponse) String() string {
 func (*GetPayloadResponse) ProtoMessage() {}
 
 func (x *GetPayloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[91]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7187,7 +7547,7 @@ func (x *GetPayloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPayloadResponse.ProtoReflect.Descriptor instead.
 func (*GetPayloadResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{91}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *GetPayloadResponse) GetPayload() []byte {
@@ -7221,7 +7581,7 @@ type PruneRequest struct {
 
 func (x *PruneRequest) Reset() {
 	*x = PruneRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[92]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7233,7 +7593,7 @@ func (x *PruneRequest) String() string {
 func (*PruneRequest) ProtoMessage() {}
 
 func (x *PruneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[92]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7246,7 +7606,7 @@ func (x *PruneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneRequest.ProtoReflect.Descriptor instead.
 func (*PruneRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{92}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *PruneRequest) GetNodeId() string {
@@ -7296,7 +7656,7 @@ type PruneResponse struct {
 
 func (x *PruneResponse) Reset() {
 	*x = PruneResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[93]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7308,7 +7668,7 @@ func (x *PruneResponse) String() string {
 func (*PruneResponse) ProtoMessage() {}
 
 func (x *PruneResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[93]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7321,7 +7681,7 @@ func (x *PruneResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneResponse.ProtoReflect.Descriptor instead.
 func (*PruneResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{93}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *PruneResponse) GetNodes() int64 {
@@ -7354,7 +7714,7 @@ type PinRequest struct {
 
 func (x *PinRequest) Reset() {
 	*x = PinRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[94]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7366,7 +7726,7 @@ func (x *PinRequest) String() string {
 func (*PinRequest) ProtoMessage() {}
 
 func (x *PinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[94]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7379,7 +7739,7 @@ func (x *PinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinRequest.ProtoReflect.Descriptor instead.
 func (*PinRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{94}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *PinRequest) GetNodeIds() []string {
@@ -7397,7 +7757,7 @@ type PinResponse struct {
 
 func (x *PinResponse) Reset() {
 	*x = PinResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[95]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7409,7 +7769,7 @@ func (x *PinResponse) String() string {
 func (*PinResponse) ProtoMessage() {}
 
 func (x *PinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[95]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7422,7 +7782,7 @@ func (x *PinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinResponse.ProtoReflect.Descriptor instead.
 func (*PinResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{95}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{97}
 }
 
 type UnpinRequest struct {
@@ -7434,7 +7794,7 @@ type UnpinRequest struct {
 
 func (x *UnpinRequest) Reset() {
 	*x = UnpinRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[96]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7446,7 +7806,7 @@ func (x *UnpinRequest) String() string {
 func (*UnpinRequest) ProtoMessage() {}
 
 func (x *UnpinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[96]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7459,7 +7819,7 @@ func (x *UnpinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinRequest.ProtoReflect.Descriptor instead.
 func (*UnpinRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{96}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *UnpinRequest) GetNodeIds() []string {
@@ -7477,7 +7837,7 @@ type UnpinResponse struct {
 
 func (x *UnpinResponse) Reset() {
 	*x = UnpinResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[97]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7489,7 +7849,7 @@ func (x *UnpinResponse) String() string {
 func (*UnpinResponse) ProtoMessage() {}
 
 func (x *UnpinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[97]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7502,7 +7862,7 @@ func (x *UnpinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinResponse.ProtoReflect.Descriptor instead.
 func (*UnpinResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{97}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{99}
 }
 
 type ExportTreeRequest struct {
@@ -7521,7 +7881,7 @@ type ExportTreeRequest struct {
 
 func (x *ExportTreeRequest) Reset() {
 	*x = ExportTreeRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[98]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7533,7 +7893,7 @@ func (x *ExportTreeRequest) String() string {
 func (*ExportTreeRequest) ProtoMessage() {}
 
 func (x *ExportTreeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[98]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7546,7 +7906,7 @@ func (x *ExportTreeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportTreeRequest.ProtoReflect.Descriptor instead.
 func (*ExportTreeRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{98}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *ExportTreeRequest) GetTreeId() string {
@@ -7586,7 +7946,7 @@ type ExportTreeChunk struct {
 
 func (x *ExportTreeChunk) Reset() {
 	*x = ExportTreeChunk{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[99]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7598,7 +7958,7 @@ func (x *ExportTreeChunk) String() string {
 func (*ExportTreeChunk) ProtoMessage() {}
 
 func (x *ExportTreeChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[99]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7611,7 +7971,7 @@ func (x *ExportTreeChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportTreeChunk.ProtoReflect.Descriptor instead.
 func (*ExportTreeChunk) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{99}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ExportTreeChunk) GetData() []byte {
@@ -7634,7 +7994,7 @@ type ImportTreeRequest struct {
 
 func (x *ImportTreeRequest) Reset() {
 	*x = ImportTreeRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[100]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7646,7 +8006,7 @@ func (x *ImportTreeRequest) String() string {
 func (*ImportTreeRequest) ProtoMessage() {}
 
 func (x *ImportTreeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[100]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7659,7 +8019,7 @@ func (x *ImportTreeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTreeRequest.ProtoReflect.Descriptor instead.
 func (*ImportTreeRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{100}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ImportTreeRequest) GetPart() isImportTreeRequest_Part {
@@ -7718,7 +8078,7 @@ type ImportTreeStart struct {
 
 func (x *ImportTreeStart) Reset() {
 	*x = ImportTreeStart{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[101]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7730,7 +8090,7 @@ func (x *ImportTreeStart) String() string {
 func (*ImportTreeStart) ProtoMessage() {}
 
 func (x *ImportTreeStart) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[101]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7743,7 +8103,7 @@ func (x *ImportTreeStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTreeStart.ProtoReflect.Descriptor instead.
 func (*ImportTreeStart) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{101}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *ImportTreeStart) GetNewIds() bool {
@@ -7789,7 +8149,7 @@ type ImportTreeResponse struct {
 
 func (x *ImportTreeResponse) Reset() {
 	*x = ImportTreeResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[102]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7801,7 +8161,7 @@ func (x *ImportTreeResponse) String() string {
 func (*ImportTreeResponse) ProtoMessage() {}
 
 func (x *ImportTreeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[102]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7814,7 +8174,7 @@ func (x *ImportTreeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTreeResponse.ProtoReflect.Descriptor instead.
 func (*ImportTreeResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{102}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *ImportTreeResponse) GetTree() *Tree {
@@ -7874,7 +8234,7 @@ type ArchiveHeader struct {
 
 func (x *ArchiveHeader) Reset() {
 	*x = ArchiveHeader{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[103]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7886,7 +8246,7 @@ func (x *ArchiveHeader) String() string {
 func (*ArchiveHeader) ProtoMessage() {}
 
 func (x *ArchiveHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[103]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7899,7 +8259,7 @@ func (x *ArchiveHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveHeader.ProtoReflect.Descriptor instead.
 func (*ArchiveHeader) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{103}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *ArchiveHeader) GetFormat() int32 {
@@ -7997,7 +8357,7 @@ type ArchiveProcess struct {
 
 func (x *ArchiveProcess) Reset() {
 	*x = ArchiveProcess{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[104]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8009,7 +8369,7 @@ func (x *ArchiveProcess) String() string {
 func (*ArchiveProcess) ProtoMessage() {}
 
 func (x *ArchiveProcess) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[104]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8022,7 +8382,7 @@ func (x *ArchiveProcess) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveProcess.ProtoReflect.Descriptor instead.
 func (*ArchiveProcess) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{104}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *ArchiveProcess) GetId() string {
@@ -8093,7 +8453,7 @@ type ArchiveNode struct {
 
 func (x *ArchiveNode) Reset() {
 	*x = ArchiveNode{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[105]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8105,7 +8465,7 @@ func (x *ArchiveNode) String() string {
 func (*ArchiveNode) ProtoMessage() {}
 
 func (x *ArchiveNode) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[105]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8118,7 +8478,7 @@ func (x *ArchiveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveNode.ProtoReflect.Descriptor instead.
 func (*ArchiveNode) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{105}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *ArchiveNode) GetNode() *Node {
@@ -8163,7 +8523,7 @@ type ArchiveCheckpoint struct {
 
 func (x *ArchiveCheckpoint) Reset() {
 	*x = ArchiveCheckpoint{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[106]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8175,7 +8535,7 @@ func (x *ArchiveCheckpoint) String() string {
 func (*ArchiveCheckpoint) ProtoMessage() {}
 
 func (x *ArchiveCheckpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[106]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8188,7 +8548,7 @@ func (x *ArchiveCheckpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveCheckpoint.ProtoReflect.Descriptor instead.
 func (*ArchiveCheckpoint) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{106}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *ArchiveCheckpoint) GetId() string {
@@ -8290,7 +8650,7 @@ type ArchiveEntry struct {
 
 func (x *ArchiveEntry) Reset() {
 	*x = ArchiveEntry{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[107]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8302,7 +8662,7 @@ func (x *ArchiveEntry) String() string {
 func (*ArchiveEntry) ProtoMessage() {}
 
 func (x *ArchiveEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[107]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8315,7 +8675,7 @@ func (x *ArchiveEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveEntry.ProtoReflect.Descriptor instead.
 func (*ArchiveEntry) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{107}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *ArchiveEntry) GetPath() []byte {
@@ -8421,7 +8781,7 @@ type ArchiveFile struct {
 
 func (x *ArchiveFile) Reset() {
 	*x = ArchiveFile{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[108]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8433,7 +8793,7 @@ func (x *ArchiveFile) String() string {
 func (*ArchiveFile) ProtoMessage() {}
 
 func (x *ArchiveFile) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[108]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8446,7 +8806,7 @@ func (x *ArchiveFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveFile.ProtoReflect.Descriptor instead.
 func (*ArchiveFile) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{108}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *ArchiveFile) GetProcessId() string {
@@ -8481,7 +8841,7 @@ type ArchiveData struct {
 
 func (x *ArchiveData) Reset() {
 	*x = ArchiveData{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[109]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8493,7 +8853,7 @@ func (x *ArchiveData) String() string {
 func (*ArchiveData) ProtoMessage() {}
 
 func (x *ArchiveData) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[109]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8506,7 +8866,7 @@ func (x *ArchiveData) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveData.ProtoReflect.Descriptor instead.
 func (*ArchiveData) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{109}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *ArchiveData) GetOffset() int64 {
@@ -8533,7 +8893,7 @@ type ArchiveEnd struct {
 
 func (x *ArchiveEnd) Reset() {
 	*x = ArchiveEnd{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[110]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8545,7 +8905,7 @@ func (x *ArchiveEnd) String() string {
 func (*ArchiveEnd) ProtoMessage() {}
 
 func (x *ArchiveEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[110]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8558,7 +8918,7 @@ func (x *ArchiveEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveEnd.ProtoReflect.Descriptor instead.
 func (*ArchiveEnd) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{110}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *ArchiveEnd) GetSha256() []byte {
@@ -8580,7 +8940,7 @@ type ExportStatsRequest struct {
 
 func (x *ExportStatsRequest) Reset() {
 	*x = ExportStatsRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[111]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8592,7 +8952,7 @@ func (x *ExportStatsRequest) String() string {
 func (*ExportStatsRequest) ProtoMessage() {}
 
 func (x *ExportStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[111]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8605,7 +8965,7 @@ func (x *ExportStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportStatsRequest.ProtoReflect.Descriptor instead.
 func (*ExportStatsRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{111}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *ExportStatsRequest) GetTable() string {
@@ -8631,7 +8991,7 @@ type ExportStatsChunk struct {
 
 func (x *ExportStatsChunk) Reset() {
 	*x = ExportStatsChunk{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[112]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8643,7 +9003,7 @@ func (x *ExportStatsChunk) String() string {
 func (*ExportStatsChunk) ProtoMessage() {}
 
 func (x *ExportStatsChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[112]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8656,7 +9016,7 @@ func (x *ExportStatsChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportStatsChunk.ProtoReflect.Descriptor instead.
 func (*ExportStatsChunk) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{112}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *ExportStatsChunk) GetData() []byte {
@@ -8674,7 +9034,7 @@ type ListTablesRequest struct {
 
 func (x *ListTablesRequest) Reset() {
 	*x = ListTablesRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[113]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8686,7 +9046,7 @@ func (x *ListTablesRequest) String() string {
 func (*ListTablesRequest) ProtoMessage() {}
 
 func (x *ListTablesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[113]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8699,7 +9059,7 @@ func (x *ListTablesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTablesRequest.ProtoReflect.Descriptor instead.
 func (*ListTablesRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{113}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{115}
 }
 
 type Table struct {
@@ -8714,7 +9074,7 @@ type Table struct {
 
 func (x *Table) Reset() {
 	*x = Table{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[114]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8726,7 +9086,7 @@ func (x *Table) String() string {
 func (*Table) ProtoMessage() {}
 
 func (x *Table) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[114]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8739,7 +9099,7 @@ func (x *Table) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Table.ProtoReflect.Descriptor instead.
 func (*Table) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{114}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *Table) GetName() string {
@@ -8781,7 +9141,7 @@ type Column struct {
 
 func (x *Column) Reset() {
 	*x = Column{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[115]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8793,7 +9153,7 @@ func (x *Column) String() string {
 func (*Column) ProtoMessage() {}
 
 func (x *Column) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[115]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8806,7 +9166,7 @@ func (x *Column) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Column.ProtoReflect.Descriptor instead.
 func (*Column) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{115}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *Column) GetName() string {
@@ -8839,7 +9199,7 @@ type ListTablesResponse struct {
 
 func (x *ListTablesResponse) Reset() {
 	*x = ListTablesResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[116]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8851,7 +9211,7 @@ func (x *ListTablesResponse) String() string {
 func (*ListTablesResponse) ProtoMessage() {}
 
 func (x *ListTablesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[116]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8864,7 +9224,7 @@ func (x *ListTablesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTablesResponse.ProtoReflect.Descriptor instead.
 func (*ListTablesResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{116}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *ListTablesResponse) GetTables() []*Table {
@@ -8891,7 +9251,7 @@ type ForkRequest_Want struct {
 
 func (x *ForkRequest_Want) Reset() {
 	*x = ForkRequest_Want{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[130]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8903,7 +9263,7 @@ func (x *ForkRequest_Want) String() string {
 func (*ForkRequest_Want) ProtoMessage() {}
 
 func (x *ForkRequest_Want) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[130]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8916,7 +9276,7 @@ func (x *ForkRequest_Want) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForkRequest_Want.ProtoReflect.Descriptor instead.
 func (*ForkRequest_Want) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{64, 0}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{66, 0}
 }
 
 func (x *ForkRequest_Want) GetFrom() isForkRequest_Want_From {
@@ -8977,7 +9337,7 @@ type BackupRequest_Item struct {
 
 func (x *BackupRequest_Item) Reset() {
 	*x = BackupRequest_Item{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[137]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8989,7 +9349,7 @@ func (x *BackupRequest_Item) String() string {
 func (*BackupRequest_Item) ProtoMessage() {}
 
 func (x *BackupRequest_Item) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[137]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9002,7 +9362,7 @@ func (x *BackupRequest_Item) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest_Item.ProtoReflect.Descriptor instead.
 func (*BackupRequest_Item) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{88, 0}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{90, 0}
 }
 
 func (x *BackupRequest_Item) GetNodeId() string {
@@ -9029,7 +9389,7 @@ type ArchiveEntry_Attribute struct {
 
 func (x *ArchiveEntry_Attribute) Reset() {
 	*x = ArchiveEntry_Attribute{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[138]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9041,7 +9401,7 @@ func (x *ArchiveEntry_Attribute) String() string {
 func (*ArchiveEntry_Attribute) ProtoMessage() {}
 
 func (x *ArchiveEntry_Attribute) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[138]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9054,7 +9414,7 @@ func (x *ArchiveEntry_Attribute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveEntry_Attribute.ProtoReflect.Descriptor instead.
 func (*ArchiveEntry_Attribute) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{107, 0}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{109, 0}
 }
 
 func (x *ArchiveEntry_Attribute) GetName() string {
@@ -9235,7 +9595,7 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x11STATE_UNSPECIFIED\x10\x00\x12\a\n" +
 	"\x03YES\x10\x01\x12\x06\n" +
 	"\x02NO\x10\x02\x12\v\n" +
-	"\aUNKNOWN\x10\x03\"\xb1\x03\n" +
+	"\aUNKNOWN\x10\x03\"\x86\x04\n" +
 	"\x0fGetInfoResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x16\n" +
 	"\x06kernel\x18\x02 \x01(\tR\x06kernel\x12:\n" +
@@ -9249,7 +9609,48 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\vlost_events\x18\n" +
 	" \x01(\x03R\n" +
 	"lostEvents\x12)\n" +
-	"\x10pending_removals\x18\v \x01(\x03R\x0fpendingRemovals\"e\n" +
+	"\x10pending_removals\x18\v \x01(\x03R\x0fpendingRemovals\x12)\n" +
+	"\x06queues\x18\f \x03(\v2\x11.boxwood.v1.QueueR\x06queues\x12(\n" +
+	"\x04host\x18\r \x01(\v2\x14.boxwood.v1.HostLoadR\x04host\"\x82\x04\n" +
+	"\x05Queue\x12\x12\n" +
+	"\x04line\x18\x01 \x01(\tR\x04line\x12\x14\n" +
+	"\x05class\x18\x02 \x01(\tR\x05class\x12\x14\n" +
+	"\x05slots\x18\x03 \x01(\x03R\x05slots\x12\x18\n" +
+	"\arunning\x18\x04 \x01(\x03R\arunning\x12\x18\n" +
+	"\awaiting\x18\x05 \x01(\x03R\awaiting\x12\x18\n" +
+	"\atenants\x18\x06 \x01(\x03R\atenants\x12\x1b\n" +
+	"\toldest_ns\x18\a \x01(\x03R\boldestNs\x12\x18\n" +
+	"\astarted\x18\b \x01(\x03R\astarted\x12\x12\n" +
+	"\x04done\x18\t \x01(\x03R\x04done\x12\x16\n" +
+	"\x06failed\x18\n" +
+	" \x01(\x03R\x06failed\x12\x1c\n" +
+	"\tcancelled\x18\v \x01(\x03R\tcancelled\x12\x18\n" +
+	"\adropped\x18\f \x01(\x03R\adropped\x12\x1a\n" +
+	"\bpromoted\x18\r \x01(\x03R\bpromoted\x12\x18\n" +
+	"\arefused\x18\x0e \x01(\x03R\arefused\x12\x12\n" +
+	"\x04late\x18\x0f \x01(\x03R\x04late\x12\x17\n" +
+	"\await_ns\x18\x10 \x01(\x03R\x06waitNs\x12\x17\n" +
+	"\atook_ns\x18\x11 \x01(\x03R\x06tookNs\x12\x18\n" +
+	"\aexposed\x18\x12 \x01(\x03R\aexposed\x12\x1d\n" +
+	"\n" +
+	"exposed_ns\x18\x13 \x01(\x03R\texposedNs\x12\x1b\n" +
+	"\twasted_ns\x18\x14 \x01(\x03R\bwastedNs\"\xfc\x02\n" +
+	"\bHostLoad\x12\x0e\n" +
+	"\x02at\x18\x01 \x01(\x03R\x02at\x12\x1d\n" +
+	"\n" +
+	"has_stalls\x18\x02 \x01(\bR\thasStalls\x12\x1e\n" +
+	"\vcpu_some_ns\x18\x03 \x01(\x03R\tcpuSomeNs\x12\x1c\n" +
+	"\n" +
+	"io_some_ns\x18\x04 \x01(\x03R\bioSomeNs\x12\x1c\n" +
+	"\n" +
+	"io_full_ns\x18\x05 \x01(\x03R\bioFullNs\x12$\n" +
+	"\x0ememory_some_ns\x18\x06 \x01(\x03R\fmemorySomeNs\x12$\n" +
+	"\x0ememory_full_ns\x18\a \x01(\x03R\fmemoryFullNs\x12!\n" +
+	"\fmemory_total\x18\b \x01(\x03R\vmemoryTotal\x12)\n" +
+	"\x10memory_available\x18\t \x01(\x03R\x0fmemoryAvailable\x12\"\n" +
+	"\rdaemon_cpu_ns\x18\n" +
+	" \x01(\x03R\vdaemonCpuNs\x12'\n" +
+	"\x0fdaemon_resident\x18\v \x01(\x03R\x0edaemonResident\"e\n" +
 	"\x12ImportImageRequest\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12'\n" +
@@ -9334,9 +9735,10 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x0fidempotency_key\x18\x04 \x01(\tR\x0eidempotencyKey\"Q\n" +
 	"\x10CloseRunResponse\x12\x1a\n" +
 	"\breleased\x18\x01 \x01(\x03R\breleased\x12!\n" +
-	"\fclosed_trees\x18\x02 \x01(\x03R\vclosedTrees\"\x8f\x01\n" +
+	"\fclosed_trees\x18\x02 \x01(\x03R\vclosedTrees\"\xac\x01\n" +
 	"\x10ListTreesRequest\x12@\n" +
-	"\x06labels\x18\x01 \x03(\v2(.boxwood.v1.ListTreesRequest.LabelsEntryR\x06labels\x1a9\n" +
+	"\x06labels\x18\x01 \x03(\v2(.boxwood.v1.ListTreesRequest.LabelsEntryR\x06labels\x12\x1b\n" +
+	"\topen_only\x18\x02 \x01(\bR\bopenOnly\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\";\n" +
@@ -9930,7 +10332,7 @@ func file_boxwood_v1_boxwood_proto_rawDescGZIP() []byte {
 }
 
 var file_boxwood_v1_boxwood_proto_enumTypes = make([]protoimpl.EnumInfo, 11)
-var file_boxwood_v1_boxwood_proto_msgTypes = make([]protoimpl.MessageInfo, 139)
+var file_boxwood_v1_boxwood_proto_msgTypes = make([]protoimpl.MessageInfo, 141)
 var file_boxwood_v1_boxwood_proto_goTypes = []any{
 	(Verdict)(0),                   // 0: boxwood.v1.Verdict
 	(CaptureStatus)(0),             // 1: boxwood.v1.CaptureStatus
@@ -9955,133 +10357,135 @@ var file_boxwood_v1_boxwood_proto_goTypes = []any{
 	(*GetInfoRequest)(nil),         // 20: boxwood.v1.GetInfoRequest
 	(*Capability)(nil),             // 21: boxwood.v1.Capability
 	(*GetInfoResponse)(nil),        // 22: boxwood.v1.GetInfoResponse
-	(*ImportImageRequest)(nil),     // 23: boxwood.v1.ImportImageRequest
-	(*ImportImageEvent)(nil),       // 24: boxwood.v1.ImportImageEvent
-	(*ListImagesRequest)(nil),      // 25: boxwood.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),     // 26: boxwood.v1.ListImagesResponse
-	(*RemoveImageRequest)(nil),     // 27: boxwood.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),    // 28: boxwood.v1.RemoveImageResponse
-	(*SetupStep)(nil),              // 29: boxwood.v1.SetupStep
-	(*FileToWrite)(nil),            // 30: boxwood.v1.FileToWrite
-	(*Defaults)(nil),               // 31: boxwood.v1.Defaults
-	(*CreateTreeRequest)(nil),      // 32: boxwood.v1.CreateTreeRequest
-	(*CreateTreeResponse)(nil),     // 33: boxwood.v1.CreateTreeResponse
-	(*CloseTreeRequest)(nil),       // 34: boxwood.v1.CloseTreeRequest
-	(*CloseTreeResponse)(nil),      // 35: boxwood.v1.CloseTreeResponse
-	(*OpenTreeRequest)(nil),        // 36: boxwood.v1.OpenTreeRequest
-	(*OpenTreeResponse)(nil),       // 37: boxwood.v1.OpenTreeResponse
-	(*OpenRunRequest)(nil),         // 38: boxwood.v1.OpenRunRequest
-	(*OpenRunResponse)(nil),        // 39: boxwood.v1.OpenRunResponse
-	(*CloseRunRequest)(nil),        // 40: boxwood.v1.CloseRunRequest
-	(*CloseRunResponse)(nil),       // 41: boxwood.v1.CloseRunResponse
-	(*ListTreesRequest)(nil),       // 42: boxwood.v1.ListTreesRequest
-	(*ListTreesResponse)(nil),      // 43: boxwood.v1.ListTreesResponse
-	(*Command)(nil),                // 44: boxwood.v1.Command
-	(*RunTurnRequest)(nil),         // 45: boxwood.v1.RunTurnRequest
-	(*NodeInput)(nil),              // 46: boxwood.v1.NodeInput
-	(*TurnEvent)(nil),              // 47: boxwood.v1.TurnEvent
-	(*CommandResult)(nil),          // 48: boxwood.v1.CommandResult
-	(*Timings)(nil),                // 49: boxwood.v1.Timings
-	(*TurnResult)(nil),             // 50: boxwood.v1.TurnResult
-	(*BeginTurnRequest)(nil),       // 51: boxwood.v1.BeginTurnRequest
-	(*BeginTurnResponse)(nil),      // 52: boxwood.v1.BeginTurnResponse
-	(*ExecRequest)(nil),            // 53: boxwood.v1.ExecRequest
-	(*EndTurnRequest)(nil),         // 54: boxwood.v1.EndTurnRequest
-	(*Session)(nil),                // 55: boxwood.v1.Session
-	(*OpenSessionRequest)(nil),     // 56: boxwood.v1.OpenSessionRequest
-	(*OpenSessionResponse)(nil),    // 57: boxwood.v1.OpenSessionResponse
-	(*CloseSessionRequest)(nil),    // 58: boxwood.v1.CloseSessionRequest
-	(*CloseSessionResponse)(nil),   // 59: boxwood.v1.CloseSessionResponse
-	(*ListSessionsRequest)(nil),    // 60: boxwood.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),   // 61: boxwood.v1.ListSessionsResponse
-	(*InterruptRequest)(nil),       // 62: boxwood.v1.InterruptRequest
-	(*InterruptResponse)(nil),      // 63: boxwood.v1.InterruptResponse
-	(*CancelTurnRequest)(nil),      // 64: boxwood.v1.CancelTurnRequest
-	(*CancelTurnResponse)(nil),     // 65: boxwood.v1.CancelTurnResponse
-	(*ReadFileRequest)(nil),        // 66: boxwood.v1.ReadFileRequest
-	(*ReadFileResponse)(nil),       // 67: boxwood.v1.ReadFileResponse
-	(*WriteFileRequest)(nil),       // 68: boxwood.v1.WriteFileRequest
-	(*WriteFileResponse)(nil),      // 69: boxwood.v1.WriteFileResponse
-	(*UploadRequest)(nil),          // 70: boxwood.v1.UploadRequest
-	(*UploadStart)(nil),            // 71: boxwood.v1.UploadStart
-	(*UploadResponse)(nil),         // 72: boxwood.v1.UploadResponse
-	(*DownloadRequest)(nil),        // 73: boxwood.v1.DownloadRequest
-	(*DownloadResponse)(nil),       // 74: boxwood.v1.DownloadResponse
-	(*ForkRequest)(nil),            // 75: boxwood.v1.ForkRequest
-	(*ForkResult)(nil),             // 76: boxwood.v1.ForkResult
-	(*ReplayedTurn)(nil),           // 77: boxwood.v1.ReplayedTurn
-	(*ForkResults)(nil),            // 78: boxwood.v1.ForkResults
-	(*RollbackRequest)(nil),        // 79: boxwood.v1.RollbackRequest
-	(*RollbackResponse)(nil),       // 80: boxwood.v1.RollbackResponse
-	(*ReleaseRequest)(nil),         // 81: boxwood.v1.ReleaseRequest
-	(*ReleaseResponse)(nil),        // 82: boxwood.v1.ReleaseResponse
-	(*RenewRequest)(nil),           // 83: boxwood.v1.RenewRequest
-	(*RenewResponse)(nil),          // 84: boxwood.v1.RenewResponse
-	(*ListSandboxesRequest)(nil),   // 85: boxwood.v1.ListSandboxesRequest
-	(*ListSandboxesResponse)(nil),  // 86: boxwood.v1.ListSandboxesResponse
-	(*WaitCapturedRequest)(nil),    // 87: boxwood.v1.WaitCapturedRequest
-	(*WaitCapturedResponse)(nil),   // 88: boxwood.v1.WaitCapturedResponse
-	(*EvaluateRequest)(nil),        // 89: boxwood.v1.EvaluateRequest
-	(*Grader)(nil),                 // 90: boxwood.v1.Grader
-	(*EvaluateResponse)(nil),       // 91: boxwood.v1.EvaluateResponse
-	(*GetNodeRequest)(nil),         // 92: boxwood.v1.GetNodeRequest
-	(*ListNodesRequest)(nil),       // 93: boxwood.v1.ListNodesRequest
-	(*WatchTreeRequest)(nil),       // 94: boxwood.v1.WatchTreeRequest
-	(*TreeEvent)(nil),              // 95: boxwood.v1.TreeEvent
-	(*NodeAnnotation)(nil),         // 96: boxwood.v1.NodeAnnotation
-	(*AnnotateRequest)(nil),        // 97: boxwood.v1.AnnotateRequest
-	(*AnnotateResponse)(nil),       // 98: boxwood.v1.AnnotateResponse
-	(*BackupRequest)(nil),          // 99: boxwood.v1.BackupRequest
-	(*BackupResponse)(nil),         // 100: boxwood.v1.BackupResponse
-	(*GetPayloadRequest)(nil),      // 101: boxwood.v1.GetPayloadRequest
-	(*GetPayloadResponse)(nil),     // 102: boxwood.v1.GetPayloadResponse
-	(*PruneRequest)(nil),           // 103: boxwood.v1.PruneRequest
-	(*PruneResponse)(nil),          // 104: boxwood.v1.PruneResponse
-	(*PinRequest)(nil),             // 105: boxwood.v1.PinRequest
-	(*PinResponse)(nil),            // 106: boxwood.v1.PinResponse
-	(*UnpinRequest)(nil),           // 107: boxwood.v1.UnpinRequest
-	(*UnpinResponse)(nil),          // 108: boxwood.v1.UnpinResponse
-	(*ExportTreeRequest)(nil),      // 109: boxwood.v1.ExportTreeRequest
-	(*ExportTreeChunk)(nil),        // 110: boxwood.v1.ExportTreeChunk
-	(*ImportTreeRequest)(nil),      // 111: boxwood.v1.ImportTreeRequest
-	(*ImportTreeStart)(nil),        // 112: boxwood.v1.ImportTreeStart
-	(*ImportTreeResponse)(nil),     // 113: boxwood.v1.ImportTreeResponse
-	(*ArchiveHeader)(nil),          // 114: boxwood.v1.ArchiveHeader
-	(*ArchiveProcess)(nil),         // 115: boxwood.v1.ArchiveProcess
-	(*ArchiveNode)(nil),            // 116: boxwood.v1.ArchiveNode
-	(*ArchiveCheckpoint)(nil),      // 117: boxwood.v1.ArchiveCheckpoint
-	(*ArchiveEntry)(nil),           // 118: boxwood.v1.ArchiveEntry
-	(*ArchiveFile)(nil),            // 119: boxwood.v1.ArchiveFile
-	(*ArchiveData)(nil),            // 120: boxwood.v1.ArchiveData
-	(*ArchiveEnd)(nil),             // 121: boxwood.v1.ArchiveEnd
-	(*ExportStatsRequest)(nil),     // 122: boxwood.v1.ExportStatsRequest
-	(*ExportStatsChunk)(nil),       // 123: boxwood.v1.ExportStatsChunk
-	(*ListTablesRequest)(nil),      // 124: boxwood.v1.ListTablesRequest
-	(*Table)(nil),                  // 125: boxwood.v1.Table
-	(*Column)(nil),                 // 126: boxwood.v1.Column
-	(*ListTablesResponse)(nil),     // 127: boxwood.v1.ListTablesResponse
-	nil,                            // 128: boxwood.v1.Node.RewardsEntry
-	nil,                            // 129: boxwood.v1.Node.LabelsEntry
-	nil,                            // 130: boxwood.v1.Sandbox.LabelsEntry
-	nil,                            // 131: boxwood.v1.Tree.LabelsEntry
-	nil,                            // 132: boxwood.v1.Image.EnvEntry
-	nil,                            // 133: boxwood.v1.Defaults.EnvEntry
-	nil,                            // 134: boxwood.v1.CreateTreeRequest.LabelsEntry
-	nil,                            // 135: boxwood.v1.ListTreesRequest.LabelsEntry
-	nil,                            // 136: boxwood.v1.Command.EnvEntry
-	nil,                            // 137: boxwood.v1.Command.SecretEnvEntry
-	nil,                            // 138: boxwood.v1.NodeInput.LabelsEntry
-	nil,                            // 139: boxwood.v1.OpenSessionRequest.EnvEntry
-	nil,                            // 140: boxwood.v1.OpenSessionRequest.SecretEnvEntry
-	(*ForkRequest_Want)(nil),       // 141: boxwood.v1.ForkRequest.Want
-	nil,                            // 142: boxwood.v1.ForkRequest.LabelsEntry
-	nil,                            // 143: boxwood.v1.ForkRequest.SecretEnvEntry
-	nil,                            // 144: boxwood.v1.EvaluateResponse.RewardsEntry
-	nil,                            // 145: boxwood.v1.ListNodesRequest.LabelsEntry
-	nil,                            // 146: boxwood.v1.NodeAnnotation.RewardsEntry
-	nil,                            // 147: boxwood.v1.NodeAnnotation.LabelsEntry
-	(*BackupRequest_Item)(nil),     // 148: boxwood.v1.BackupRequest.Item
-	(*ArchiveEntry_Attribute)(nil), // 149: boxwood.v1.ArchiveEntry.Attribute
+	(*Queue)(nil),                  // 23: boxwood.v1.Queue
+	(*HostLoad)(nil),               // 24: boxwood.v1.HostLoad
+	(*ImportImageRequest)(nil),     // 25: boxwood.v1.ImportImageRequest
+	(*ImportImageEvent)(nil),       // 26: boxwood.v1.ImportImageEvent
+	(*ListImagesRequest)(nil),      // 27: boxwood.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),     // 28: boxwood.v1.ListImagesResponse
+	(*RemoveImageRequest)(nil),     // 29: boxwood.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),    // 30: boxwood.v1.RemoveImageResponse
+	(*SetupStep)(nil),              // 31: boxwood.v1.SetupStep
+	(*FileToWrite)(nil),            // 32: boxwood.v1.FileToWrite
+	(*Defaults)(nil),               // 33: boxwood.v1.Defaults
+	(*CreateTreeRequest)(nil),      // 34: boxwood.v1.CreateTreeRequest
+	(*CreateTreeResponse)(nil),     // 35: boxwood.v1.CreateTreeResponse
+	(*CloseTreeRequest)(nil),       // 36: boxwood.v1.CloseTreeRequest
+	(*CloseTreeResponse)(nil),      // 37: boxwood.v1.CloseTreeResponse
+	(*OpenTreeRequest)(nil),        // 38: boxwood.v1.OpenTreeRequest
+	(*OpenTreeResponse)(nil),       // 39: boxwood.v1.OpenTreeResponse
+	(*OpenRunRequest)(nil),         // 40: boxwood.v1.OpenRunRequest
+	(*OpenRunResponse)(nil),        // 41: boxwood.v1.OpenRunResponse
+	(*CloseRunRequest)(nil),        // 42: boxwood.v1.CloseRunRequest
+	(*CloseRunResponse)(nil),       // 43: boxwood.v1.CloseRunResponse
+	(*ListTreesRequest)(nil),       // 44: boxwood.v1.ListTreesRequest
+	(*ListTreesResponse)(nil),      // 45: boxwood.v1.ListTreesResponse
+	(*Command)(nil),                // 46: boxwood.v1.Command
+	(*RunTurnRequest)(nil),         // 47: boxwood.v1.RunTurnRequest
+	(*NodeInput)(nil),              // 48: boxwood.v1.NodeInput
+	(*TurnEvent)(nil),              // 49: boxwood.v1.TurnEvent
+	(*CommandResult)(nil),          // 50: boxwood.v1.CommandResult
+	(*Timings)(nil),                // 51: boxwood.v1.Timings
+	(*TurnResult)(nil),             // 52: boxwood.v1.TurnResult
+	(*BeginTurnRequest)(nil),       // 53: boxwood.v1.BeginTurnRequest
+	(*BeginTurnResponse)(nil),      // 54: boxwood.v1.BeginTurnResponse
+	(*ExecRequest)(nil),            // 55: boxwood.v1.ExecRequest
+	(*EndTurnRequest)(nil),         // 56: boxwood.v1.EndTurnRequest
+	(*Session)(nil),                // 57: boxwood.v1.Session
+	(*OpenSessionRequest)(nil),     // 58: boxwood.v1.OpenSessionRequest
+	(*OpenSessionResponse)(nil),    // 59: boxwood.v1.OpenSessionResponse
+	(*CloseSessionRequest)(nil),    // 60: boxwood.v1.CloseSessionRequest
+	(*CloseSessionResponse)(nil),   // 61: boxwood.v1.CloseSessionResponse
+	(*ListSessionsRequest)(nil),    // 62: boxwood.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),   // 63: boxwood.v1.ListSessionsResponse
+	(*InterruptRequest)(nil),       // 64: boxwood.v1.InterruptRequest
+	(*InterruptResponse)(nil),      // 65: boxwood.v1.InterruptResponse
+	(*CancelTurnRequest)(nil),      // 66: boxwood.v1.CancelTurnRequest
+	(*CancelTurnResponse)(nil),     // 67: boxwood.v1.CancelTurnResponse
+	(*ReadFileRequest)(nil),        // 68: boxwood.v1.ReadFileRequest
+	(*ReadFileResponse)(nil),       // 69: boxwood.v1.ReadFileResponse
+	(*WriteFileRequest)(nil),       // 70: boxwood.v1.WriteFileRequest
+	(*WriteFileResponse)(nil),      // 71: boxwood.v1.WriteFileResponse
+	(*UploadRequest)(nil),          // 72: boxwood.v1.UploadRequest
+	(*UploadStart)(nil),            // 73: boxwood.v1.UploadStart
+	(*UploadResponse)(nil),         // 74: boxwood.v1.UploadResponse
+	(*DownloadRequest)(nil),        // 75: boxwood.v1.DownloadRequest
+	(*DownloadResponse)(nil),       // 76: boxwood.v1.DownloadResponse
+	(*ForkRequest)(nil),            // 77: boxwood.v1.ForkRequest
+	(*ForkResult)(nil),             // 78: boxwood.v1.ForkResult
+	(*ReplayedTurn)(nil),           // 79: boxwood.v1.ReplayedTurn
+	(*ForkResults)(nil),            // 80: boxwood.v1.ForkResults
+	(*RollbackRequest)(nil),        // 81: boxwood.v1.RollbackRequest
+	(*RollbackResponse)(nil),       // 82: boxwood.v1.RollbackResponse
+	(*ReleaseRequest)(nil),         // 83: boxwood.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),        // 84: boxwood.v1.ReleaseResponse
+	(*RenewRequest)(nil),           // 85: boxwood.v1.RenewRequest
+	(*RenewResponse)(nil),          // 86: boxwood.v1.RenewResponse
+	(*ListSandboxesRequest)(nil),   // 87: boxwood.v1.ListSandboxesRequest
+	(*ListSandboxesResponse)(nil),  // 88: boxwood.v1.ListSandboxesResponse
+	(*WaitCapturedRequest)(nil),    // 89: boxwood.v1.WaitCapturedRequest
+	(*WaitCapturedResponse)(nil),   // 90: boxwood.v1.WaitCapturedResponse
+	(*EvaluateRequest)(nil),        // 91: boxwood.v1.EvaluateRequest
+	(*Grader)(nil),                 // 92: boxwood.v1.Grader
+	(*EvaluateResponse)(nil),       // 93: boxwood.v1.EvaluateResponse
+	(*GetNodeRequest)(nil),         // 94: boxwood.v1.GetNodeRequest
+	(*ListNodesRequest)(nil),       // 95: boxwood.v1.ListNodesRequest
+	(*WatchTreeRequest)(nil),       // 96: boxwood.v1.WatchTreeRequest
+	(*TreeEvent)(nil),              // 97: boxwood.v1.TreeEvent
+	(*NodeAnnotation)(nil),         // 98: boxwood.v1.NodeAnnotation
+	(*AnnotateRequest)(nil),        // 99: boxwood.v1.AnnotateRequest
+	(*AnnotateResponse)(nil),       // 100: boxwood.v1.AnnotateResponse
+	(*BackupRequest)(nil),          // 101: boxwood.v1.BackupRequest
+	(*BackupResponse)(nil),         // 102: boxwood.v1.BackupResponse
+	(*GetPayloadRequest)(nil),      // 103: boxwood.v1.GetPayloadRequest
+	(*GetPayloadResponse)(nil),     // 104: boxwood.v1.GetPayloadResponse
+	(*PruneRequest)(nil),           // 105: boxwood.v1.PruneRequest
+	(*PruneResponse)(nil),          // 106: boxwood.v1.PruneResponse
+	(*PinRequest)(nil),             // 107: boxwood.v1.PinRequest
+	(*PinResponse)(nil),            // 108: boxwood.v1.PinResponse
+	(*UnpinRequest)(nil),           // 109: boxwood.v1.UnpinRequest
+	(*UnpinResponse)(nil),          // 110: boxwood.v1.UnpinResponse
+	(*ExportTreeRequest)(nil),      // 111: boxwood.v1.ExportTreeRequest
+	(*ExportTreeChunk)(nil),        // 112: boxwood.v1.ExportTreeChunk
+	(*ImportTreeRequest)(nil),      // 113: boxwood.v1.ImportTreeRequest
+	(*ImportTreeStart)(nil),        // 114: boxwood.v1.ImportTreeStart
+	(*ImportTreeResponse)(nil),     // 115: boxwood.v1.ImportTreeResponse
+	(*ArchiveHeader)(nil),          // 116: boxwood.v1.ArchiveHeader
+	(*ArchiveProcess)(nil),         // 117: boxwood.v1.ArchiveProcess
+	(*ArchiveNode)(nil),            // 118: boxwood.v1.ArchiveNode
+	(*ArchiveCheckpoint)(nil),      // 119: boxwood.v1.ArchiveCheckpoint
+	(*ArchiveEntry)(nil),           // 120: boxwood.v1.ArchiveEntry
+	(*ArchiveFile)(nil),            // 121: boxwood.v1.ArchiveFile
+	(*ArchiveData)(nil),            // 122: boxwood.v1.ArchiveData
+	(*ArchiveEnd)(nil),             // 123: boxwood.v1.ArchiveEnd
+	(*ExportStatsRequest)(nil),     // 124: boxwood.v1.ExportStatsRequest
+	(*ExportStatsChunk)(nil),       // 125: boxwood.v1.ExportStatsChunk
+	(*ListTablesRequest)(nil),      // 126: boxwood.v1.ListTablesRequest
+	(*Table)(nil),                  // 127: boxwood.v1.Table
+	(*Column)(nil),                 // 128: boxwood.v1.Column
+	(*ListTablesResponse)(nil),     // 129: boxwood.v1.ListTablesResponse
+	nil,                            // 130: boxwood.v1.Node.RewardsEntry
+	nil,                            // 131: boxwood.v1.Node.LabelsEntry
+	nil,                            // 132: boxwood.v1.Sandbox.LabelsEntry
+	nil,                            // 133: boxwood.v1.Tree.LabelsEntry
+	nil,                            // 134: boxwood.v1.Image.EnvEntry
+	nil,                            // 135: boxwood.v1.Defaults.EnvEntry
+	nil,                            // 136: boxwood.v1.CreateTreeRequest.LabelsEntry
+	nil,                            // 137: boxwood.v1.ListTreesRequest.LabelsEntry
+	nil,                            // 138: boxwood.v1.Command.EnvEntry
+	nil,                            // 139: boxwood.v1.Command.SecretEnvEntry
+	nil,                            // 140: boxwood.v1.NodeInput.LabelsEntry
+	nil,                            // 141: boxwood.v1.OpenSessionRequest.EnvEntry
+	nil,                            // 142: boxwood.v1.OpenSessionRequest.SecretEnvEntry
+	(*ForkRequest_Want)(nil),       // 143: boxwood.v1.ForkRequest.Want
+	nil,                            // 144: boxwood.v1.ForkRequest.LabelsEntry
+	nil,                            // 145: boxwood.v1.ForkRequest.SecretEnvEntry
+	nil,                            // 146: boxwood.v1.EvaluateResponse.RewardsEntry
+	nil,                            // 147: boxwood.v1.ListNodesRequest.LabelsEntry
+	nil,                            // 148: boxwood.v1.NodeAnnotation.RewardsEntry
+	nil,                            // 149: boxwood.v1.NodeAnnotation.LabelsEntry
+	(*BackupRequest_Item)(nil),     // 150: boxwood.v1.BackupRequest.Item
+	(*ArchiveEntry_Attribute)(nil), // 151: boxwood.v1.ArchiveEntry.Attribute
 }
 var file_boxwood_v1_boxwood_proto_depIdxs = []int32{
 	6,   // 0: boxwood.v1.Error.origin:type_name -> boxwood.v1.Error.Origin
@@ -10093,187 +10497,189 @@ var file_boxwood_v1_boxwood_proto_depIdxs = []int32{
 	12,  // 6: boxwood.v1.Node.effects:type_name -> boxwood.v1.Effect
 	2,   // 7: boxwood.v1.Node.process_kind:type_name -> boxwood.v1.ProcessKind
 	1,   // 8: boxwood.v1.Node.capture:type_name -> boxwood.v1.CaptureStatus
-	128, // 9: boxwood.v1.Node.rewards:type_name -> boxwood.v1.Node.RewardsEntry
-	129, // 10: boxwood.v1.Node.labels:type_name -> boxwood.v1.Node.LabelsEntry
-	130, // 11: boxwood.v1.Sandbox.labels:type_name -> boxwood.v1.Sandbox.LabelsEntry
-	131, // 12: boxwood.v1.Tree.labels:type_name -> boxwood.v1.Tree.LabelsEntry
-	132, // 13: boxwood.v1.Image.env:type_name -> boxwood.v1.Image.EnvEntry
+	130, // 9: boxwood.v1.Node.rewards:type_name -> boxwood.v1.Node.RewardsEntry
+	131, // 10: boxwood.v1.Node.labels:type_name -> boxwood.v1.Node.LabelsEntry
+	132, // 11: boxwood.v1.Sandbox.labels:type_name -> boxwood.v1.Sandbox.LabelsEntry
+	133, // 12: boxwood.v1.Tree.labels:type_name -> boxwood.v1.Tree.LabelsEntry
+	134, // 13: boxwood.v1.Image.env:type_name -> boxwood.v1.Image.EnvEntry
 	8,   // 14: boxwood.v1.Capability.state:type_name -> boxwood.v1.Capability.State
 	21,  // 15: boxwood.v1.GetInfoResponse.capabilities:type_name -> boxwood.v1.Capability
 	16,  // 16: boxwood.v1.GetInfoResponse.default_limits:type_name -> boxwood.v1.Limits
-	19,  // 17: boxwood.v1.ImportImageEvent.image:type_name -> boxwood.v1.Image
-	19,  // 18: boxwood.v1.ListImagesResponse.images:type_name -> boxwood.v1.Image
-	30,  // 19: boxwood.v1.SetupStep.file:type_name -> boxwood.v1.FileToWrite
-	133, // 20: boxwood.v1.Defaults.env:type_name -> boxwood.v1.Defaults.EnvEntry
-	16,  // 21: boxwood.v1.Defaults.limits:type_name -> boxwood.v1.Limits
-	29,  // 22: boxwood.v1.CreateTreeRequest.setup:type_name -> boxwood.v1.SetupStep
-	31,  // 23: boxwood.v1.CreateTreeRequest.defaults:type_name -> boxwood.v1.Defaults
-	134, // 24: boxwood.v1.CreateTreeRequest.labels:type_name -> boxwood.v1.CreateTreeRequest.LabelsEntry
-	18,  // 25: boxwood.v1.CreateTreeResponse.tree:type_name -> boxwood.v1.Tree
-	15,  // 26: boxwood.v1.CreateTreeResponse.root:type_name -> boxwood.v1.Node
-	17,  // 27: boxwood.v1.CreateTreeResponse.sandbox:type_name -> boxwood.v1.Sandbox
-	18,  // 28: boxwood.v1.OpenTreeResponse.tree:type_name -> boxwood.v1.Tree
-	17,  // 29: boxwood.v1.OpenRunResponse.adopted:type_name -> boxwood.v1.Sandbox
-	135, // 30: boxwood.v1.ListTreesRequest.labels:type_name -> boxwood.v1.ListTreesRequest.LabelsEntry
-	18,  // 31: boxwood.v1.ListTreesResponse.trees:type_name -> boxwood.v1.Tree
-	136, // 32: boxwood.v1.Command.env:type_name -> boxwood.v1.Command.EnvEntry
-	137, // 33: boxwood.v1.Command.secret_env:type_name -> boxwood.v1.Command.SecretEnvEntry
-	44,  // 34: boxwood.v1.RunTurnRequest.command:type_name -> boxwood.v1.Command
-	4,   // 35: boxwood.v1.RunTurnRequest.ack:type_name -> boxwood.v1.Ack
-	46,  // 36: boxwood.v1.RunTurnRequest.node:type_name -> boxwood.v1.NodeInput
-	138, // 37: boxwood.v1.NodeInput.labels:type_name -> boxwood.v1.NodeInput.LabelsEntry
-	48,  // 38: boxwood.v1.TurnEvent.command:type_name -> boxwood.v1.CommandResult
-	50,  // 39: boxwood.v1.TurnEvent.result:type_name -> boxwood.v1.TurnResult
-	13,  // 40: boxwood.v1.CommandResult.observation:type_name -> boxwood.v1.Observation
-	3,   // 41: boxwood.v1.CommandResult.status:type_name -> boxwood.v1.TurnStatus
-	15,  // 42: boxwood.v1.TurnResult.node:type_name -> boxwood.v1.Node
-	49,  // 43: boxwood.v1.TurnResult.timings:type_name -> boxwood.v1.Timings
-	44,  // 44: boxwood.v1.ExecRequest.command:type_name -> boxwood.v1.Command
-	46,  // 45: boxwood.v1.EndTurnRequest.node:type_name -> boxwood.v1.NodeInput
-	4,   // 46: boxwood.v1.EndTurnRequest.ack:type_name -> boxwood.v1.Ack
-	5,   // 47: boxwood.v1.Session.kind:type_name -> boxwood.v1.SessionKind
-	5,   // 48: boxwood.v1.OpenSessionRequest.kind:type_name -> boxwood.v1.SessionKind
-	139, // 49: boxwood.v1.OpenSessionRequest.env:type_name -> boxwood.v1.OpenSessionRequest.EnvEntry
-	140, // 50: boxwood.v1.OpenSessionRequest.secret_env:type_name -> boxwood.v1.OpenSessionRequest.SecretEnvEntry
-	55,  // 51: boxwood.v1.OpenSessionResponse.session:type_name -> boxwood.v1.Session
-	50,  // 52: boxwood.v1.OpenSessionResponse.result:type_name -> boxwood.v1.TurnResult
-	50,  // 53: boxwood.v1.CloseSessionResponse.result:type_name -> boxwood.v1.TurnResult
-	55,  // 54: boxwood.v1.ListSessionsResponse.sessions:type_name -> boxwood.v1.Session
-	50,  // 55: boxwood.v1.WriteFileResponse.result:type_name -> boxwood.v1.TurnResult
-	71,  // 56: boxwood.v1.UploadRequest.start:type_name -> boxwood.v1.UploadStart
-	50,  // 57: boxwood.v1.UploadResponse.result:type_name -> boxwood.v1.TurnResult
-	141, // 58: boxwood.v1.ForkRequest.wants:type_name -> boxwood.v1.ForkRequest.Want
-	142, // 59: boxwood.v1.ForkRequest.labels:type_name -> boxwood.v1.ForkRequest.LabelsEntry
-	16,  // 60: boxwood.v1.ForkRequest.limits:type_name -> boxwood.v1.Limits
-	143, // 61: boxwood.v1.ForkRequest.secret_env:type_name -> boxwood.v1.ForkRequest.SecretEnvEntry
-	17,  // 62: boxwood.v1.ForkResult.sandbox:type_name -> boxwood.v1.Sandbox
-	11,  // 63: boxwood.v1.ForkResult.error:type_name -> boxwood.v1.Error
-	77,  // 64: boxwood.v1.ForkResult.replayed:type_name -> boxwood.v1.ReplayedTurn
-	76,  // 65: boxwood.v1.ForkResults.results:type_name -> boxwood.v1.ForkResult
-	17,  // 66: boxwood.v1.RollbackResponse.sandbox:type_name -> boxwood.v1.Sandbox
-	17,  // 67: boxwood.v1.RenewResponse.sandboxes:type_name -> boxwood.v1.Sandbox
-	17,  // 68: boxwood.v1.ListSandboxesResponse.sandboxes:type_name -> boxwood.v1.Sandbox
-	15,  // 69: boxwood.v1.WaitCapturedResponse.nodes:type_name -> boxwood.v1.Node
-	90,  // 70: boxwood.v1.EvaluateRequest.grader:type_name -> boxwood.v1.Grader
-	30,  // 71: boxwood.v1.Grader.files:type_name -> boxwood.v1.FileToWrite
-	44,  // 72: boxwood.v1.Grader.command:type_name -> boxwood.v1.Command
-	16,  // 73: boxwood.v1.Grader.limits:type_name -> boxwood.v1.Limits
-	144, // 74: boxwood.v1.EvaluateResponse.rewards:type_name -> boxwood.v1.EvaluateResponse.RewardsEntry
-	13,  // 75: boxwood.v1.EvaluateResponse.observation:type_name -> boxwood.v1.Observation
-	3,   // 76: boxwood.v1.EvaluateResponse.status:type_name -> boxwood.v1.TurnStatus
-	1,   // 77: boxwood.v1.ListNodesRequest.capture:type_name -> boxwood.v1.CaptureStatus
-	0,   // 78: boxwood.v1.ListNodesRequest.verdict:type_name -> boxwood.v1.Verdict
-	145, // 79: boxwood.v1.ListNodesRequest.labels:type_name -> boxwood.v1.ListNodesRequest.LabelsEntry
-	15,  // 80: boxwood.v1.TreeEvent.node:type_name -> boxwood.v1.Node
-	18,  // 81: boxwood.v1.TreeEvent.tree:type_name -> boxwood.v1.Tree
-	146, // 82: boxwood.v1.NodeAnnotation.rewards:type_name -> boxwood.v1.NodeAnnotation.RewardsEntry
-	147, // 83: boxwood.v1.NodeAnnotation.labels:type_name -> boxwood.v1.NodeAnnotation.LabelsEntry
-	96,  // 84: boxwood.v1.AnnotateRequest.annotations:type_name -> boxwood.v1.NodeAnnotation
-	148, // 85: boxwood.v1.BackupRequest.items:type_name -> boxwood.v1.BackupRequest.Item
-	9,   // 86: boxwood.v1.BackupRequest.rule:type_name -> boxwood.v1.BackupRequest.Rule
-	112, // 87: boxwood.v1.ImportTreeRequest.start:type_name -> boxwood.v1.ImportTreeStart
-	10,  // 88: boxwood.v1.ImportTreeStart.dumps:type_name -> boxwood.v1.ImportTreeStart.Dumps
-	18,  // 89: boxwood.v1.ImportTreeResponse.tree:type_name -> boxwood.v1.Tree
-	18,  // 90: boxwood.v1.ArchiveHeader.tree:type_name -> boxwood.v1.Tree
-	31,  // 91: boxwood.v1.ArchiveHeader.defaults:type_name -> boxwood.v1.Defaults
-	115, // 92: boxwood.v1.ArchiveHeader.processes:type_name -> boxwood.v1.ArchiveProcess
-	2,   // 93: boxwood.v1.ArchiveProcess.kind:type_name -> boxwood.v1.ProcessKind
-	15,  // 94: boxwood.v1.ArchiveNode.node:type_name -> boxwood.v1.Node
-	49,  // 95: boxwood.v1.ArchiveNode.timings:type_name -> boxwood.v1.Timings
-	149, // 96: boxwood.v1.ArchiveEntry.attributes:type_name -> boxwood.v1.ArchiveEntry.Attribute
-	126, // 97: boxwood.v1.Table.columns:type_name -> boxwood.v1.Column
-	125, // 98: boxwood.v1.ListTablesResponse.tables:type_name -> boxwood.v1.Table
-	20,  // 99: boxwood.v1.Boxwood.GetInfo:input_type -> boxwood.v1.GetInfoRequest
-	23,  // 100: boxwood.v1.Boxwood.ImportImage:input_type -> boxwood.v1.ImportImageRequest
-	25,  // 101: boxwood.v1.Boxwood.ListImages:input_type -> boxwood.v1.ListImagesRequest
-	27,  // 102: boxwood.v1.Boxwood.RemoveImage:input_type -> boxwood.v1.RemoveImageRequest
-	32,  // 103: boxwood.v1.Boxwood.CreateTree:input_type -> boxwood.v1.CreateTreeRequest
-	34,  // 104: boxwood.v1.Boxwood.CloseTree:input_type -> boxwood.v1.CloseTreeRequest
-	36,  // 105: boxwood.v1.Boxwood.OpenTree:input_type -> boxwood.v1.OpenTreeRequest
-	42,  // 106: boxwood.v1.Boxwood.ListTrees:input_type -> boxwood.v1.ListTreesRequest
-	38,  // 107: boxwood.v1.Boxwood.OpenRun:input_type -> boxwood.v1.OpenRunRequest
-	40,  // 108: boxwood.v1.Boxwood.CloseRun:input_type -> boxwood.v1.CloseRunRequest
-	45,  // 109: boxwood.v1.Boxwood.RunTurn:input_type -> boxwood.v1.RunTurnRequest
-	51,  // 110: boxwood.v1.Boxwood.BeginTurn:input_type -> boxwood.v1.BeginTurnRequest
-	53,  // 111: boxwood.v1.Boxwood.Exec:input_type -> boxwood.v1.ExecRequest
-	54,  // 112: boxwood.v1.Boxwood.EndTurn:input_type -> boxwood.v1.EndTurnRequest
-	56,  // 113: boxwood.v1.Boxwood.OpenSession:input_type -> boxwood.v1.OpenSessionRequest
-	58,  // 114: boxwood.v1.Boxwood.CloseSession:input_type -> boxwood.v1.CloseSessionRequest
-	60,  // 115: boxwood.v1.Boxwood.ListSessions:input_type -> boxwood.v1.ListSessionsRequest
-	62,  // 116: boxwood.v1.Boxwood.Interrupt:input_type -> boxwood.v1.InterruptRequest
-	64,  // 117: boxwood.v1.Boxwood.CancelTurn:input_type -> boxwood.v1.CancelTurnRequest
-	66,  // 118: boxwood.v1.Boxwood.ReadFile:input_type -> boxwood.v1.ReadFileRequest
-	68,  // 119: boxwood.v1.Boxwood.WriteFile:input_type -> boxwood.v1.WriteFileRequest
-	70,  // 120: boxwood.v1.Boxwood.Upload:input_type -> boxwood.v1.UploadRequest
-	73,  // 121: boxwood.v1.Boxwood.Download:input_type -> boxwood.v1.DownloadRequest
-	75,  // 122: boxwood.v1.Boxwood.Fork:input_type -> boxwood.v1.ForkRequest
-	79,  // 123: boxwood.v1.Boxwood.Rollback:input_type -> boxwood.v1.RollbackRequest
-	81,  // 124: boxwood.v1.Boxwood.Release:input_type -> boxwood.v1.ReleaseRequest
-	83,  // 125: boxwood.v1.Boxwood.Renew:input_type -> boxwood.v1.RenewRequest
-	85,  // 126: boxwood.v1.Boxwood.ListSandboxes:input_type -> boxwood.v1.ListSandboxesRequest
-	87,  // 127: boxwood.v1.Boxwood.WaitCaptured:input_type -> boxwood.v1.WaitCapturedRequest
-	89,  // 128: boxwood.v1.Boxwood.Evaluate:input_type -> boxwood.v1.EvaluateRequest
-	92,  // 129: boxwood.v1.Boxwood.GetNode:input_type -> boxwood.v1.GetNodeRequest
-	93,  // 130: boxwood.v1.Boxwood.ListNodes:input_type -> boxwood.v1.ListNodesRequest
-	94,  // 131: boxwood.v1.Boxwood.WatchTree:input_type -> boxwood.v1.WatchTreeRequest
-	97,  // 132: boxwood.v1.Boxwood.Annotate:input_type -> boxwood.v1.AnnotateRequest
-	99,  // 133: boxwood.v1.Boxwood.Backup:input_type -> boxwood.v1.BackupRequest
-	101, // 134: boxwood.v1.Boxwood.GetPayload:input_type -> boxwood.v1.GetPayloadRequest
-	103, // 135: boxwood.v1.Boxwood.Prune:input_type -> boxwood.v1.PruneRequest
-	105, // 136: boxwood.v1.Boxwood.Pin:input_type -> boxwood.v1.PinRequest
-	107, // 137: boxwood.v1.Boxwood.Unpin:input_type -> boxwood.v1.UnpinRequest
-	109, // 138: boxwood.v1.Boxwood.ExportTree:input_type -> boxwood.v1.ExportTreeRequest
-	111, // 139: boxwood.v1.Boxwood.ImportTree:input_type -> boxwood.v1.ImportTreeRequest
-	122, // 140: boxwood.v1.Boxwood.ExportStats:input_type -> boxwood.v1.ExportStatsRequest
-	124, // 141: boxwood.v1.Boxwood.ListTables:input_type -> boxwood.v1.ListTablesRequest
-	22,  // 142: boxwood.v1.Boxwood.GetInfo:output_type -> boxwood.v1.GetInfoResponse
-	24,  // 143: boxwood.v1.Boxwood.ImportImage:output_type -> boxwood.v1.ImportImageEvent
-	26,  // 144: boxwood.v1.Boxwood.ListImages:output_type -> boxwood.v1.ListImagesResponse
-	28,  // 145: boxwood.v1.Boxwood.RemoveImage:output_type -> boxwood.v1.RemoveImageResponse
-	33,  // 146: boxwood.v1.Boxwood.CreateTree:output_type -> boxwood.v1.CreateTreeResponse
-	35,  // 147: boxwood.v1.Boxwood.CloseTree:output_type -> boxwood.v1.CloseTreeResponse
-	37,  // 148: boxwood.v1.Boxwood.OpenTree:output_type -> boxwood.v1.OpenTreeResponse
-	43,  // 149: boxwood.v1.Boxwood.ListTrees:output_type -> boxwood.v1.ListTreesResponse
-	39,  // 150: boxwood.v1.Boxwood.OpenRun:output_type -> boxwood.v1.OpenRunResponse
-	41,  // 151: boxwood.v1.Boxwood.CloseRun:output_type -> boxwood.v1.CloseRunResponse
-	47,  // 152: boxwood.v1.Boxwood.RunTurn:output_type -> boxwood.v1.TurnEvent
-	52,  // 153: boxwood.v1.Boxwood.BeginTurn:output_type -> boxwood.v1.BeginTurnResponse
-	47,  // 154: boxwood.v1.Boxwood.Exec:output_type -> boxwood.v1.TurnEvent
-	50,  // 155: boxwood.v1.Boxwood.EndTurn:output_type -> boxwood.v1.TurnResult
-	57,  // 156: boxwood.v1.Boxwood.OpenSession:output_type -> boxwood.v1.OpenSessionResponse
-	59,  // 157: boxwood.v1.Boxwood.CloseSession:output_type -> boxwood.v1.CloseSessionResponse
-	61,  // 158: boxwood.v1.Boxwood.ListSessions:output_type -> boxwood.v1.ListSessionsResponse
-	63,  // 159: boxwood.v1.Boxwood.Interrupt:output_type -> boxwood.v1.InterruptResponse
-	65,  // 160: boxwood.v1.Boxwood.CancelTurn:output_type -> boxwood.v1.CancelTurnResponse
-	67,  // 161: boxwood.v1.Boxwood.ReadFile:output_type -> boxwood.v1.ReadFileResponse
-	69,  // 162: boxwood.v1.Boxwood.WriteFile:output_type -> boxwood.v1.WriteFileResponse
-	72,  // 163: boxwood.v1.Boxwood.Upload:output_type -> boxwood.v1.UploadResponse
-	74,  // 164: boxwood.v1.Boxwood.Download:output_type -> boxwood.v1.DownloadResponse
-	76,  // 165: boxwood.v1.Boxwood.Fork:output_type -> boxwood.v1.ForkResult
-	80,  // 166: boxwood.v1.Boxwood.Rollback:output_type -> boxwood.v1.RollbackResponse
-	82,  // 167: boxwood.v1.Boxwood.Release:output_type -> boxwood.v1.ReleaseResponse
-	84,  // 168: boxwood.v1.Boxwood.Renew:output_type -> boxwood.v1.RenewResponse
-	86,  // 169: boxwood.v1.Boxwood.ListSandboxes:output_type -> boxwood.v1.ListSandboxesResponse
-	88,  // 170: boxwood.v1.Boxwood.WaitCaptured:output_type -> boxwood.v1.WaitCapturedResponse
-	91,  // 171: boxwood.v1.Boxwood.Evaluate:output_type -> boxwood.v1.EvaluateResponse
-	15,  // 172: boxwood.v1.Boxwood.GetNode:output_type -> boxwood.v1.Node
-	15,  // 173: boxwood.v1.Boxwood.ListNodes:output_type -> boxwood.v1.Node
-	95,  // 174: boxwood.v1.Boxwood.WatchTree:output_type -> boxwood.v1.TreeEvent
-	98,  // 175: boxwood.v1.Boxwood.Annotate:output_type -> boxwood.v1.AnnotateResponse
-	100, // 176: boxwood.v1.Boxwood.Backup:output_type -> boxwood.v1.BackupResponse
-	102, // 177: boxwood.v1.Boxwood.GetPayload:output_type -> boxwood.v1.GetPayloadResponse
-	104, // 178: boxwood.v1.Boxwood.Prune:output_type -> boxwood.v1.PruneResponse
-	106, // 179: boxwood.v1.Boxwood.Pin:output_type -> boxwood.v1.PinResponse
-	108, // 180: boxwood.v1.Boxwood.Unpin:output_type -> boxwood.v1.UnpinResponse
-	110, // 181: boxwood.v1.Boxwood.ExportTree:output_type -> boxwood.v1.ExportTreeChunk
-	113, // 182: boxwood.v1.Boxwood.ImportTree:output_type -> boxwood.v1.ImportTreeResponse
-	123, // 183: boxwood.v1.Boxwood.ExportStats:output_type -> boxwood.v1.ExportStatsChunk
-	127, // 184: boxwood.v1.Boxwood.ListTables:output_type -> boxwood.v1.ListTablesResponse
-	142, // [142:185] is the sub-list for method output_type
-	99,  // [99:142] is the sub-list for method input_type
-	99,  // [99:99] is the sub-list for extension type_name
-	99,  // [99:99] is the sub-list for extension extendee
-	0,   // [0:99] is the sub-list for field type_name
+	23,  // 17: boxwood.v1.GetInfoResponse.queues:type_name -> boxwood.v1.Queue
+	24,  // 18: boxwood.v1.GetInfoResponse.host:type_name -> boxwood.v1.HostLoad
+	19,  // 19: boxwood.v1.ImportImageEvent.image:type_name -> boxwood.v1.Image
+	19,  // 20: boxwood.v1.ListImagesResponse.images:type_name -> boxwood.v1.Image
+	32,  // 21: boxwood.v1.SetupStep.file:type_name -> boxwood.v1.FileToWrite
+	135, // 22: boxwood.v1.Defaults.env:type_name -> boxwood.v1.Defaults.EnvEntry
+	16,  // 23: boxwood.v1.Defaults.limits:type_name -> boxwood.v1.Limits
+	31,  // 24: boxwood.v1.CreateTreeRequest.setup:type_name -> boxwood.v1.SetupStep
+	33,  // 25: boxwood.v1.CreateTreeRequest.defaults:type_name -> boxwood.v1.Defaults
+	136, // 26: boxwood.v1.CreateTreeRequest.labels:type_name -> boxwood.v1.CreateTreeRequest.LabelsEntry
+	18,  // 27: boxwood.v1.CreateTreeResponse.tree:type_name -> boxwood.v1.Tree
+	15,  // 28: boxwood.v1.CreateTreeResponse.root:type_name -> boxwood.v1.Node
+	17,  // 29: boxwood.v1.CreateTreeResponse.sandbox:type_name -> boxwood.v1.Sandbox
+	18,  // 30: boxwood.v1.OpenTreeResponse.tree:type_name -> boxwood.v1.Tree
+	17,  // 31: boxwood.v1.OpenRunResponse.adopted:type_name -> boxwood.v1.Sandbox
+	137, // 32: boxwood.v1.ListTreesRequest.labels:type_name -> boxwood.v1.ListTreesRequest.LabelsEntry
+	18,  // 33: boxwood.v1.ListTreesResponse.trees:type_name -> boxwood.v1.Tree
+	138, // 34: boxwood.v1.Command.env:type_name -> boxwood.v1.Command.EnvEntry
+	139, // 35: boxwood.v1.Command.secret_env:type_name -> boxwood.v1.Command.SecretEnvEntry
+	46,  // 36: boxwood.v1.RunTurnRequest.command:type_name -> boxwood.v1.Command
+	4,   // 37: boxwood.v1.RunTurnRequest.ack:type_name -> boxwood.v1.Ack
+	48,  // 38: boxwood.v1.RunTurnRequest.node:type_name -> boxwood.v1.NodeInput
+	140, // 39: boxwood.v1.NodeInput.labels:type_name -> boxwood.v1.NodeInput.LabelsEntry
+	50,  // 40: boxwood.v1.TurnEvent.command:type_name -> boxwood.v1.CommandResult
+	52,  // 41: boxwood.v1.TurnEvent.result:type_name -> boxwood.v1.TurnResult
+	13,  // 42: boxwood.v1.CommandResult.observation:type_name -> boxwood.v1.Observation
+	3,   // 43: boxwood.v1.CommandResult.status:type_name -> boxwood.v1.TurnStatus
+	15,  // 44: boxwood.v1.TurnResult.node:type_name -> boxwood.v1.Node
+	51,  // 45: boxwood.v1.TurnResult.timings:type_name -> boxwood.v1.Timings
+	46,  // 46: boxwood.v1.ExecRequest.command:type_name -> boxwood.v1.Command
+	48,  // 47: boxwood.v1.EndTurnRequest.node:type_name -> boxwood.v1.NodeInput
+	4,   // 48: boxwood.v1.EndTurnRequest.ack:type_name -> boxwood.v1.Ack
+	5,   // 49: boxwood.v1.Session.kind:type_name -> boxwood.v1.SessionKind
+	5,   // 50: boxwood.v1.OpenSessionRequest.kind:type_name -> boxwood.v1.SessionKind
+	141, // 51: boxwood.v1.OpenSessionRequest.env:type_name -> boxwood.v1.OpenSessionRequest.EnvEntry
+	142, // 52: boxwood.v1.OpenSessionRequest.secret_env:type_name -> boxwood.v1.OpenSessionRequest.SecretEnvEntry
+	57,  // 53: boxwood.v1.OpenSessionResponse.session:type_name -> boxwood.v1.Session
+	52,  // 54: boxwood.v1.OpenSessionResponse.result:type_name -> boxwood.v1.TurnResult
+	52,  // 55: boxwood.v1.CloseSessionResponse.result:type_name -> boxwood.v1.TurnResult
+	57,  // 56: boxwood.v1.ListSessionsResponse.sessions:type_name -> boxwood.v1.Session
+	52,  // 57: boxwood.v1.WriteFileResponse.result:type_name -> boxwood.v1.TurnResult
+	73,  // 58: boxwood.v1.UploadRequest.start:type_name -> boxwood.v1.UploadStart
+	52,  // 59: boxwood.v1.UploadResponse.result:type_name -> boxwood.v1.TurnResult
+	143, // 60: boxwood.v1.ForkRequest.wants:type_name -> boxwood.v1.ForkRequest.Want
+	144, // 61: boxwood.v1.ForkRequest.labels:type_name -> boxwood.v1.ForkRequest.LabelsEntry
+	16,  // 62: boxwood.v1.ForkRequest.limits:type_name -> boxwood.v1.Limits
+	145, // 63: boxwood.v1.ForkRequest.secret_env:type_name -> boxwood.v1.ForkRequest.SecretEnvEntry
+	17,  // 64: boxwood.v1.ForkResult.sandbox:type_name -> boxwood.v1.Sandbox
+	11,  // 65: boxwood.v1.ForkResult.error:type_name -> boxwood.v1.Error
+	79,  // 66: boxwood.v1.ForkResult.replayed:type_name -> boxwood.v1.ReplayedTurn
+	78,  // 67: boxwood.v1.ForkResults.results:type_name -> boxwood.v1.ForkResult
+	17,  // 68: boxwood.v1.RollbackResponse.sandbox:type_name -> boxwood.v1.Sandbox
+	17,  // 69: boxwood.v1.RenewResponse.sandboxes:type_name -> boxwood.v1.Sandbox
+	17,  // 70: boxwood.v1.ListSandboxesResponse.sandboxes:type_name -> boxwood.v1.Sandbox
+	15,  // 71: boxwood.v1.WaitCapturedResponse.nodes:type_name -> boxwood.v1.Node
+	92,  // 72: boxwood.v1.EvaluateRequest.grader:type_name -> boxwood.v1.Grader
+	32,  // 73: boxwood.v1.Grader.files:type_name -> boxwood.v1.FileToWrite
+	46,  // 74: boxwood.v1.Grader.command:type_name -> boxwood.v1.Command
+	16,  // 75: boxwood.v1.Grader.limits:type_name -> boxwood.v1.Limits
+	146, // 76: boxwood.v1.EvaluateResponse.rewards:type_name -> boxwood.v1.EvaluateResponse.RewardsEntry
+	13,  // 77: boxwood.v1.EvaluateResponse.observation:type_name -> boxwood.v1.Observation
+	3,   // 78: boxwood.v1.EvaluateResponse.status:type_name -> boxwood.v1.TurnStatus
+	1,   // 79: boxwood.v1.ListNodesRequest.capture:type_name -> boxwood.v1.CaptureStatus
+	0,   // 80: boxwood.v1.ListNodesRequest.verdict:type_name -> boxwood.v1.Verdict
+	147, // 81: boxwood.v1.ListNodesRequest.labels:type_name -> boxwood.v1.ListNodesRequest.LabelsEntry
+	15,  // 82: boxwood.v1.TreeEvent.node:type_name -> boxwood.v1.Node
+	18,  // 83: boxwood.v1.TreeEvent.tree:type_name -> boxwood.v1.Tree
+	148, // 84: boxwood.v1.NodeAnnotation.rewards:type_name -> boxwood.v1.NodeAnnotation.RewardsEntry
+	149, // 85: boxwood.v1.NodeAnnotation.labels:type_name -> boxwood.v1.NodeAnnotation.LabelsEntry
+	98,  // 86: boxwood.v1.AnnotateRequest.annotations:type_name -> boxwood.v1.NodeAnnotation
+	150, // 87: boxwood.v1.BackupRequest.items:type_name -> boxwood.v1.BackupRequest.Item
+	9,   // 88: boxwood.v1.BackupRequest.rule:type_name -> boxwood.v1.BackupRequest.Rule
+	114, // 89: boxwood.v1.ImportTreeRequest.start:type_name -> boxwood.v1.ImportTreeStart
+	10,  // 90: boxwood.v1.ImportTreeStart.dumps:type_name -> boxwood.v1.ImportTreeStart.Dumps
+	18,  // 91: boxwood.v1.ImportTreeResponse.tree:type_name -> boxwood.v1.Tree
+	18,  // 92: boxwood.v1.ArchiveHeader.tree:type_name -> boxwood.v1.Tree
+	33,  // 93: boxwood.v1.ArchiveHeader.defaults:type_name -> boxwood.v1.Defaults
+	117, // 94: boxwood.v1.ArchiveHeader.processes:type_name -> boxwood.v1.ArchiveProcess
+	2,   // 95: boxwood.v1.ArchiveProcess.kind:type_name -> boxwood.v1.ProcessKind
+	15,  // 96: boxwood.v1.ArchiveNode.node:type_name -> boxwood.v1.Node
+	51,  // 97: boxwood.v1.ArchiveNode.timings:type_name -> boxwood.v1.Timings
+	151, // 98: boxwood.v1.ArchiveEntry.attributes:type_name -> boxwood.v1.ArchiveEntry.Attribute
+	128, // 99: boxwood.v1.Table.columns:type_name -> boxwood.v1.Column
+	127, // 100: boxwood.v1.ListTablesResponse.tables:type_name -> boxwood.v1.Table
+	20,  // 101: boxwood.v1.Boxwood.GetInfo:input_type -> boxwood.v1.GetInfoRequest
+	25,  // 102: boxwood.v1.Boxwood.ImportImage:input_type -> boxwood.v1.ImportImageRequest
+	27,  // 103: boxwood.v1.Boxwood.ListImages:input_type -> boxwood.v1.ListImagesRequest
+	29,  // 104: boxwood.v1.Boxwood.RemoveImage:input_type -> boxwood.v1.RemoveImageRequest
+	34,  // 105: boxwood.v1.Boxwood.CreateTree:input_type -> boxwood.v1.CreateTreeRequest
+	36,  // 106: boxwood.v1.Boxwood.CloseTree:input_type -> boxwood.v1.CloseTreeRequest
+	38,  // 107: boxwood.v1.Boxwood.OpenTree:input_type -> boxwood.v1.OpenTreeRequest
+	44,  // 108: boxwood.v1.Boxwood.ListTrees:input_type -> boxwood.v1.ListTreesRequest
+	40,  // 109: boxwood.v1.Boxwood.OpenRun:input_type -> boxwood.v1.OpenRunRequest
+	42,  // 110: boxwood.v1.Boxwood.CloseRun:input_type -> boxwood.v1.CloseRunRequest
+	47,  // 111: boxwood.v1.Boxwood.RunTurn:input_type -> boxwood.v1.RunTurnRequest
+	53,  // 112: boxwood.v1.Boxwood.BeginTurn:input_type -> boxwood.v1.BeginTurnRequest
+	55,  // 113: boxwood.v1.Boxwood.Exec:input_type -> boxwood.v1.ExecRequest
+	56,  // 114: boxwood.v1.Boxwood.EndTurn:input_type -> boxwood.v1.EndTurnRequest
+	58,  // 115: boxwood.v1.Boxwood.OpenSession:input_type -> boxwood.v1.OpenSessionRequest
+	60,  // 116: boxwood.v1.Boxwood.CloseSession:input_type -> boxwood.v1.CloseSessionRequest
+	62,  // 117: boxwood.v1.Boxwood.ListSessions:input_type -> boxwood.v1.ListSessionsRequest
+	64,  // 118: boxwood.v1.Boxwood.Interrupt:input_type -> boxwood.v1.InterruptRequest
+	66,  // 119: boxwood.v1.Boxwood.CancelTurn:input_type -> boxwood.v1.CancelTurnRequest
+	68,  // 120: boxwood.v1.Boxwood.ReadFile:input_type -> boxwood.v1.ReadFileRequest
+	70,  // 121: boxwood.v1.Boxwood.WriteFile:input_type -> boxwood.v1.WriteFileRequest
+	72,  // 122: boxwood.v1.Boxwood.Upload:input_type -> boxwood.v1.UploadRequest
+	75,  // 123: boxwood.v1.Boxwood.Download:input_type -> boxwood.v1.DownloadRequest
+	77,  // 124: boxwood.v1.Boxwood.Fork:input_type -> boxwood.v1.ForkRequest
+	81,  // 125: boxwood.v1.Boxwood.Rollback:input_type -> boxwood.v1.RollbackRequest
+	83,  // 126: boxwood.v1.Boxwood.Release:input_type -> boxwood.v1.ReleaseRequest
+	85,  // 127: boxwood.v1.Boxwood.Renew:input_type -> boxwood.v1.RenewRequest
+	87,  // 128: boxwood.v1.Boxwood.ListSandboxes:input_type -> boxwood.v1.ListSandboxesRequest
+	89,  // 129: boxwood.v1.Boxwood.WaitCaptured:input_type -> boxwood.v1.WaitCapturedRequest
+	91,  // 130: boxwood.v1.Boxwood.Evaluate:input_type -> boxwood.v1.EvaluateRequest
+	94,  // 131: boxwood.v1.Boxwood.GetNode:input_type -> boxwood.v1.GetNodeRequest
+	95,  // 132: boxwood.v1.Boxwood.ListNodes:input_type -> boxwood.v1.ListNodesRequest
+	96,  // 133: boxwood.v1.Boxwood.WatchTree:input_type -> boxwood.v1.WatchTreeRequest
+	99,  // 134: boxwood.v1.Boxwood.Annotate:input_type -> boxwood.v1.AnnotateRequest
+	101, // 135: boxwood.v1.Boxwood.Backup:input_type -> boxwood.v1.BackupRequest
+	103, // 136: boxwood.v1.Boxwood.GetPayload:input_type -> boxwood.v1.GetPayloadRequest
+	105, // 137: boxwood.v1.Boxwood.Prune:input_type -> boxwood.v1.PruneRequest
+	107, // 138: boxwood.v1.Boxwood.Pin:input_type -> boxwood.v1.PinRequest
+	109, // 139: boxwood.v1.Boxwood.Unpin:input_type -> boxwood.v1.UnpinRequest
+	111, // 140: boxwood.v1.Boxwood.ExportTree:input_type -> boxwood.v1.ExportTreeRequest
+	113, // 141: boxwood.v1.Boxwood.ImportTree:input_type -> boxwood.v1.ImportTreeRequest
+	124, // 142: boxwood.v1.Boxwood.ExportStats:input_type -> boxwood.v1.ExportStatsRequest
+	126, // 143: boxwood.v1.Boxwood.ListTables:input_type -> boxwood.v1.ListTablesRequest
+	22,  // 144: boxwood.v1.Boxwood.GetInfo:output_type -> boxwood.v1.GetInfoResponse
+	26,  // 145: boxwood.v1.Boxwood.ImportImage:output_type -> boxwood.v1.ImportImageEvent
+	28,  // 146: boxwood.v1.Boxwood.ListImages:output_type -> boxwood.v1.ListImagesResponse
+	30,  // 147: boxwood.v1.Boxwood.RemoveImage:output_type -> boxwood.v1.RemoveImageResponse
+	35,  // 148: boxwood.v1.Boxwood.CreateTree:output_type -> boxwood.v1.CreateTreeResponse
+	37,  // 149: boxwood.v1.Boxwood.CloseTree:output_type -> boxwood.v1.CloseTreeResponse
+	39,  // 150: boxwood.v1.Boxwood.OpenTree:output_type -> boxwood.v1.OpenTreeResponse
+	45,  // 151: boxwood.v1.Boxwood.ListTrees:output_type -> boxwood.v1.ListTreesResponse
+	41,  // 152: boxwood.v1.Boxwood.OpenRun:output_type -> boxwood.v1.OpenRunResponse
+	43,  // 153: boxwood.v1.Boxwood.CloseRun:output_type -> boxwood.v1.CloseRunResponse
+	49,  // 154: boxwood.v1.Boxwood.RunTurn:output_type -> boxwood.v1.TurnEvent
+	54,  // 155: boxwood.v1.Boxwood.BeginTurn:output_type -> boxwood.v1.BeginTurnResponse
+	49,  // 156: boxwood.v1.Boxwood.Exec:output_type -> boxwood.v1.TurnEvent
+	52,  // 157: boxwood.v1.Boxwood.EndTurn:output_type -> boxwood.v1.TurnResult
+	59,  // 158: boxwood.v1.Boxwood.OpenSession:output_type -> boxwood.v1.OpenSessionResponse
+	61,  // 159: boxwood.v1.Boxwood.CloseSession:output_type -> boxwood.v1.CloseSessionResponse
+	63,  // 160: boxwood.v1.Boxwood.ListSessions:output_type -> boxwood.v1.ListSessionsResponse
+	65,  // 161: boxwood.v1.Boxwood.Interrupt:output_type -> boxwood.v1.InterruptResponse
+	67,  // 162: boxwood.v1.Boxwood.CancelTurn:output_type -> boxwood.v1.CancelTurnResponse
+	69,  // 163: boxwood.v1.Boxwood.ReadFile:output_type -> boxwood.v1.ReadFileResponse
+	71,  // 164: boxwood.v1.Boxwood.WriteFile:output_type -> boxwood.v1.WriteFileResponse
+	74,  // 165: boxwood.v1.Boxwood.Upload:output_type -> boxwood.v1.UploadResponse
+	76,  // 166: boxwood.v1.Boxwood.Download:output_type -> boxwood.v1.DownloadResponse
+	78,  // 167: boxwood.v1.Boxwood.Fork:output_type -> boxwood.v1.ForkResult
+	82,  // 168: boxwood.v1.Boxwood.Rollback:output_type -> boxwood.v1.RollbackResponse
+	84,  // 169: boxwood.v1.Boxwood.Release:output_type -> boxwood.v1.ReleaseResponse
+	86,  // 170: boxwood.v1.Boxwood.Renew:output_type -> boxwood.v1.RenewResponse
+	88,  // 171: boxwood.v1.Boxwood.ListSandboxes:output_type -> boxwood.v1.ListSandboxesResponse
+	90,  // 172: boxwood.v1.Boxwood.WaitCaptured:output_type -> boxwood.v1.WaitCapturedResponse
+	93,  // 173: boxwood.v1.Boxwood.Evaluate:output_type -> boxwood.v1.EvaluateResponse
+	15,  // 174: boxwood.v1.Boxwood.GetNode:output_type -> boxwood.v1.Node
+	15,  // 175: boxwood.v1.Boxwood.ListNodes:output_type -> boxwood.v1.Node
+	97,  // 176: boxwood.v1.Boxwood.WatchTree:output_type -> boxwood.v1.TreeEvent
+	100, // 177: boxwood.v1.Boxwood.Annotate:output_type -> boxwood.v1.AnnotateResponse
+	102, // 178: boxwood.v1.Boxwood.Backup:output_type -> boxwood.v1.BackupResponse
+	104, // 179: boxwood.v1.Boxwood.GetPayload:output_type -> boxwood.v1.GetPayloadResponse
+	106, // 180: boxwood.v1.Boxwood.Prune:output_type -> boxwood.v1.PruneResponse
+	108, // 181: boxwood.v1.Boxwood.Pin:output_type -> boxwood.v1.PinResponse
+	110, // 182: boxwood.v1.Boxwood.Unpin:output_type -> boxwood.v1.UnpinResponse
+	112, // 183: boxwood.v1.Boxwood.ExportTree:output_type -> boxwood.v1.ExportTreeChunk
+	115, // 184: boxwood.v1.Boxwood.ImportTree:output_type -> boxwood.v1.ImportTreeResponse
+	125, // 185: boxwood.v1.Boxwood.ExportStats:output_type -> boxwood.v1.ExportStatsChunk
+	129, // 186: boxwood.v1.Boxwood.ListTables:output_type -> boxwood.v1.ListTablesResponse
+	144, // [144:187] is the sub-list for method output_type
+	101, // [101:144] is the sub-list for method input_type
+	101, // [101:101] is the sub-list for extension type_name
+	101, // [101:101] is the sub-list for extension extendee
+	0,   // [0:101] is the sub-list for field type_name
 }
 
 func init() { file_boxwood_v1_boxwood_proto_init() }
@@ -10281,43 +10687,43 @@ func file_boxwood_v1_boxwood_proto_init() {
 	if File_boxwood_v1_boxwood_proto != nil {
 		return
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[18].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[20].OneofWrappers = []any{
 		(*SetupStep_Command)(nil),
 		(*SetupStep_File)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[21].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[23].OneofWrappers = []any{
 		(*CreateTreeRequest_Image)(nil),
 		(*CreateTreeRequest_NodeId)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[36].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[38].OneofWrappers = []any{
 		(*TurnEvent_Stdout)(nil),
 		(*TurnEvent_Stderr)(nil),
 		(*TurnEvent_Command)(nil),
 		(*TurnEvent_Result)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[59].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[61].OneofWrappers = []any{
 		(*UploadRequest_Start)(nil),
 		(*UploadRequest_Chunk)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[65].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[67].OneofWrappers = []any{
 		(*ForkResult_Sandbox)(nil),
 		(*ForkResult_Error)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[79].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[81].OneofWrappers = []any{
 		(*Grader_Image)(nil),
 		(*Grader_NodeId)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[84].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[86].OneofWrappers = []any{
 		(*TreeEvent_Node)(nil),
 		(*TreeEvent_RemovedNodeId)(nil),
 		(*TreeEvent_Tree)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[85].OneofWrappers = []any{}
-	file_boxwood_v1_boxwood_proto_msgTypes[100].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[87].OneofWrappers = []any{}
+	file_boxwood_v1_boxwood_proto_msgTypes[102].OneofWrappers = []any{
 		(*ImportTreeRequest_Start)(nil),
 		(*ImportTreeRequest_Chunk)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[130].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[132].OneofWrappers = []any{
 		(*ForkRequest_Want_NodeId)(nil),
 		(*ForkRequest_Want_SandboxId)(nil),
 	}
@@ -10327,7 +10733,7 @@ func file_boxwood_v1_boxwood_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_boxwood_v1_boxwood_proto_rawDesc), len(file_boxwood_v1_boxwood_proto_rawDesc)),
 			NumEnums:      11,
-			NumMessages:   139,
+			NumMessages:   141,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

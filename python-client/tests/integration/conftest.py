@@ -51,6 +51,7 @@ def socket_path() -> Iterator[str]:
         "--socket": str(path),
         "--socket-group": "nogroup",
         "--cgroup": f"boxwood-it-{os.getpid()}",
+        "--metrics": ":0",
         "--pool-size": "16G" if os.environ.get("LONG") else "4G",
     }
     process = subprocess.Popen(

@@ -19,7 +19,12 @@ def test_every_table_in_every_form(client: boxwood.Client, tree: boxwood.Tree) -
             child.run("cat /tmp/a", check=True)
     tables = [table.name for table in client.tables()]
     assert {"turns", "nodes", "forks", "captures"} <= set(tables)
-    for name in tables:
+    assert {"scheduler", "host"} <= set(tables)
+    for name in ("scheduler", "host"):  # which are of no tree, and grow with each export
+        assert len(client.stats(name, to="arrow")) <= len(client.stats(name, to="polars"))
+        with pytest.raises(boxwood.InvalidArgument, match="of no tree"):
+            client.stats(name, tree=tree)
+    for name in set(tables) - {"scheduler", "host"}:
         sizes = set()
         to: Any
         for to in ("arrow", "pandas", "polars"):

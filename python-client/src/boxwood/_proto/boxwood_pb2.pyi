@@ -799,6 +799,8 @@ class GetInfoResponse(google.protobuf.message.Message):
     DEFAULT_LIMITS_FIELD_NUMBER: builtins.int
     LOST_EVENTS_FIELD_NUMBER: builtins.int
     PENDING_REMOVALS_FIELD_NUMBER: builtins.int
+    QUEUES_FIELD_NUMBER: builtins.int
+    HOST_FIELD_NUMBER: builtins.int
     version: builtins.str
     kernel: builtins.str
     pool_bytes_total: builtins.int
@@ -814,6 +816,12 @@ class GetInfoResponse(google.protobuf.message.Message):
     def capabilities(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Capability]: ...
     @property
     def default_limits(self) -> global___Limits: ...
+    @property
+    def queues(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Queue]:
+        """The host's scheduler: one for each line and class that has had work since the start."""
+
+    @property
+    def host(self) -> global___HostLoad: ...
     def __init__(
         self,
         *,
@@ -828,11 +836,145 @@ class GetInfoResponse(google.protobuf.message.Message):
         default_limits: global___Limits | None = ...,
         lost_events: builtins.int = ...,
         pending_removals: builtins.int = ...,
+        queues: collections.abc.Iterable[global___Queue] | None = ...,
+        host: global___HostLoad | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["default_limits", b"default_limits"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "default_limits", b"default_limits", "kernel", b"kernel", "lost_events", b"lost_events", "nodes", b"nodes", "pending_removals", b"pending_removals", "pool_bytes_total", b"pool_bytes_total", "pool_bytes_used", b"pool_bytes_used", "sandboxes", b"sandboxes", "version", b"version", "zygotes_ready", b"zygotes_ready"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["default_limits", b"default_limits", "host", b"host"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "default_limits", b"default_limits", "host", b"host", "kernel", b"kernel", "lost_events", b"lost_events", "nodes", b"nodes", "pending_removals", b"pending_removals", "pool_bytes_total", b"pool_bytes_total", "pool_bytes_used", b"pool_bytes_used", "queues", b"queues", "sandboxes", b"sandboxes", "version", b"version", "zygotes_ready", b"zygotes_ready"]) -> None: ...
 
 global___GetInfoResponse = GetInfoResponse
+
+@typing.final
+class Queue(google.protobuf.message.Message):
+    """Work of one class for one of the things that there is little of on a host."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LINE_FIELD_NUMBER: builtins.int
+    CLASS_FIELD_NUMBER: builtins.int
+    SLOTS_FIELD_NUMBER: builtins.int
+    RUNNING_FIELD_NUMBER: builtins.int
+    WAITING_FIELD_NUMBER: builtins.int
+    TENANTS_FIELD_NUMBER: builtins.int
+    OLDEST_NS_FIELD_NUMBER: builtins.int
+    STARTED_FIELD_NUMBER: builtins.int
+    DONE_FIELD_NUMBER: builtins.int
+    FAILED_FIELD_NUMBER: builtins.int
+    CANCELLED_FIELD_NUMBER: builtins.int
+    DROPPED_FIELD_NUMBER: builtins.int
+    PROMOTED_FIELD_NUMBER: builtins.int
+    REFUSED_FIELD_NUMBER: builtins.int
+    LATE_FIELD_NUMBER: builtins.int
+    WAIT_NS_FIELD_NUMBER: builtins.int
+    TOOK_NS_FIELD_NUMBER: builtins.int
+    EXPOSED_FIELD_NUMBER: builtins.int
+    EXPOSED_NS_FIELD_NUMBER: builtins.int
+    WASTED_NS_FIELD_NUMBER: builtins.int
+    line: builtins.str
+    """clones, boxes, captures, removals or writes."""
+    slots: builtins.int
+    """What may run at once on the line, of all classes."""
+    running: builtins.int
+    waiting: builtins.int
+    tenants: builtins.int
+    """Trees whose work waits."""
+    oldest_ns: builtins.int
+    """The longest that the first in line of one of them has waited."""
+    started: builtins.int
+    """Since the daemon's start: what started, what ended and what of that failed, what nobody wanted any more
+    or was too late before it started, what became urgent, what was refused, captures without slack left.
+    """
+    done: builtins.int
+    failed: builtins.int
+    cancelled: builtins.int
+    dropped: builtins.int
+    promoted: builtins.int
+    refused: builtins.int
+    late: builtins.int
+    wait_ns: builtins.int
+    """Sums over these: from coming to start, from start to end, of those that somebody came to wait for
+    how long he did, and what came to nothing.
+    """
+    took_ns: builtins.int
+    exposed: builtins.int
+    exposed_ns: builtins.int
+    wasted_ns: builtins.int
+    def __init__(
+        self,
+        *,
+        line: builtins.str = ...,
+        slots: builtins.int = ...,
+        running: builtins.int = ...,
+        waiting: builtins.int = ...,
+        tenants: builtins.int = ...,
+        oldest_ns: builtins.int = ...,
+        started: builtins.int = ...,
+        done: builtins.int = ...,
+        failed: builtins.int = ...,
+        cancelled: builtins.int = ...,
+        dropped: builtins.int = ...,
+        promoted: builtins.int = ...,
+        refused: builtins.int = ...,
+        late: builtins.int = ...,
+        wait_ns: builtins.int = ...,
+        took_ns: builtins.int = ...,
+        exposed: builtins.int = ...,
+        exposed_ns: builtins.int = ...,
+        wasted_ns: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cancelled", b"cancelled", "class", b"class", "done", b"done", "dropped", b"dropped", "exposed", b"exposed", "exposed_ns", b"exposed_ns", "failed", b"failed", "late", b"late", "line", b"line", "oldest_ns", b"oldest_ns", "promoted", b"promoted", "refused", b"refused", "running", b"running", "slots", b"slots", "started", b"started", "tenants", b"tenants", "took_ns", b"took_ns", "wait_ns", b"wait_ns", "waiting", b"waiting", "wasted_ns", b"wasted_ns"]) -> None: ...
+
+global___Queue = Queue
+
+@typing.final
+class HostLoad(google.protobuf.message.Message):
+    """How much the host has to do. Times are sums, of which the difference of two answers counts."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    AT_FIELD_NUMBER: builtins.int
+    HAS_STALLS_FIELD_NUMBER: builtins.int
+    CPU_SOME_NS_FIELD_NUMBER: builtins.int
+    IO_SOME_NS_FIELD_NUMBER: builtins.int
+    IO_FULL_NS_FIELD_NUMBER: builtins.int
+    MEMORY_SOME_NS_FIELD_NUMBER: builtins.int
+    MEMORY_FULL_NS_FIELD_NUMBER: builtins.int
+    MEMORY_TOTAL_FIELD_NUMBER: builtins.int
+    MEMORY_AVAILABLE_FIELD_NUMBER: builtins.int
+    DAEMON_CPU_NS_FIELD_NUMBER: builtins.int
+    DAEMON_RESIDENT_FIELD_NUMBER: builtins.int
+    at: builtins.int
+    """When it was read."""
+    has_stalls: builtins.bool
+    """Whether the kernel tells of stalls (PSI): times in which some task, or all that had something to do, waited."""
+    cpu_some_ns: builtins.int
+    io_some_ns: builtins.int
+    io_full_ns: builtins.int
+    memory_some_ns: builtins.int
+    memory_full_ns: builtins.int
+    memory_total: builtins.int
+    memory_available: builtins.int
+    daemon_cpu_ns: builtins.int
+    """Processor time and memory of the daemon."""
+    daemon_resident: builtins.int
+    def __init__(
+        self,
+        *,
+        at: builtins.int = ...,
+        has_stalls: builtins.bool = ...,
+        cpu_some_ns: builtins.int = ...,
+        io_some_ns: builtins.int = ...,
+        io_full_ns: builtins.int = ...,
+        memory_some_ns: builtins.int = ...,
+        memory_full_ns: builtins.int = ...,
+        memory_total: builtins.int = ...,
+        memory_available: builtins.int = ...,
+        daemon_cpu_ns: builtins.int = ...,
+        daemon_resident: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at", b"at", "cpu_some_ns", b"cpu_some_ns", "daemon_cpu_ns", b"daemon_cpu_ns", "daemon_resident", b"daemon_resident", "has_stalls", b"has_stalls", "io_full_ns", b"io_full_ns", "io_some_ns", b"io_some_ns", "memory_available", b"memory_available", "memory_full_ns", b"memory_full_ns", "memory_some_ns", b"memory_some_ns", "memory_total", b"memory_total"]) -> None: ...
+
+global___HostLoad = HostLoad
 
 @typing.final
 class ImportImageRequest(google.protobuf.message.Message):
@@ -1321,14 +1463,18 @@ class ListTreesRequest(google.protobuf.message.Message):
         def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
     LABELS_FIELD_NUMBER: builtins.int
+    OPEN_ONLY_FIELD_NUMBER: builtins.int
+    open_only: builtins.bool
+    """Only trees that aren't closed."""
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
     def __init__(
         self,
         *,
         labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        open_only: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["labels", b"labels"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["labels", b"labels", "open_only", b"open_only"]) -> None: ...
 
 global___ListTreesRequest = ListTreesRequest
 
