@@ -8,13 +8,34 @@ import (
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/sched"
+	"github.com/boxwood-rl/boxwood/tree"
 )
+
+// work of a class on a tree.
+func (e *Engine) work(k sched.Class, of ids.Tree) sched.Work {
+	t, err := e.Store.View().Tree(of)
+	if err != nil {
+		return sched.Work{Class: k, Tenant: string(of)} // it is being removed
+	}
+	return e.workOf(k, t)
+}
+
+func (e *Engine) workOf(k sched.Class, t *tree.Tree) sched.Work {
+	w := sched.Work{Class: k, Tenant: string(t.ID)}
+	if clientsAreTenants {
+		w.Client = t.Labels[OwnerLabel]
+		w.ClientWeight = e.cfg.ClientWeights[w.Client]
+	}
+	return w
+}
 
 // admit gives a call's children places in the line for bodies, or refuses them all with when to try again.
 func (e *Engine) admit(points []point, wants []Want) (leave func(), err error) {
 	of := map[ids.Tree]int{}
+	trees := map[ids.Tree]*tree.Tree{}
 	for i, p := range points {
 		of[p.tree.ID] += wants[i].Count
+		trees[p.tree.ID] = p.tree
 	}
 	var places []func()
 	leave = func() {
@@ -23,7 +44,7 @@ func (e *Engine) admit(points []point, wants []Want) (leave func(), err error) {
 		}
 	}
 	for id, n := range of {
-		back, err := e.attaches.Admit(sched.Fork, string(id), n)
+		back, err := e.attaches.Admit(sched.Fork, trees[id].Labels[OwnerLabel], string(id), n)
 		if err != nil {
 			leave()
 			return nil, fmt.Errorf("forking nodes of tree %s: %w", id, err)

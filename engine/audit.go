@@ -134,7 +134,7 @@ func inOwnRoot(pid int) (bool, error) {
 
 // submitAudit puts the audit of a turn in line that isn't captured.
 func (e *Engine) submitAudit(s *sandbox, b *body, n *tree.Node) {
-	job := e.captures.Submit(sched.Work{Class: sched.Audit, Tenant: string(s.tree)}, func(ctx context.Context, _ time.Duration) error {
+	job := e.captures.Submit(e.work(sched.Audit, s.tree), func(ctx context.Context, _ time.Duration) error {
 		return e.audit(ctx, s, b, n, b.checkpoint, nil)
 	})
 	s.mu.Lock()

@@ -22,9 +22,10 @@ const captureLimit = time.Minute
 // submitCapture puts the capture of a sandbox's head in line. Until it is over
 // nobody gets the sandbox's slot.
 func (e *Engine) submitCapture(s *sandbox, b *body, n *tree.Node) {
+	w := e.work(sched.Shadow, s.tree)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	job := e.captures.Submit(sched.Work{Class: sched.Shadow, Tenant: string(s.tree)}, func(ctx context.Context, queued time.Duration) error {
+	job := e.captures.Submit(w, func(ctx context.Context, queued time.Duration) error {
 		defer func() {
 			e.mu.Lock()
 			delete(e.pending, n.ID)

@@ -291,7 +291,7 @@ func (m *importer) try(ctx context.Context, c *received, s *incoming) error {
 	if err := failpoint.Hit("import trying"); err != nil {
 		return err
 	}
-	made, err := m.e.embody(ctx, sched.Work{Class: sched.Fork, Tenant: string(m.tree.ID)}, &c.ck, s.record, ids.NewGeneration(), "", mergeLimits(m.tree.Defaults.Limits, m.e.cfg.Limits), nil)
+	made, err := m.e.embody(ctx, m.e.workOf(sched.Fork, &m.tree), &c.ck, s.record, ids.NewGeneration(), "", mergeLimits(m.tree.Defaults.Limits, m.e.cfg.Limits), nil)
 	switch {
 	case err == nil:
 		c.proven = true

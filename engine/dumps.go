@@ -23,6 +23,7 @@ import (
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/internal/printable"
+	"github.com/boxwood-rl/boxwood/sched"
 	"github.com/boxwood-rl/boxwood/tree"
 )
 
@@ -323,7 +324,7 @@ func (s *dumpSaving) finish(ctx context.Context, ck *tree.Checkpoint) (*tree.Pro
 	if err := failpoint.Hit("dump sealed"); err != nil {
 		return nil, err
 	}
-	if err := s.k.e.dumps.complete(s.id, bytes, before); err != nil {
+	if err := s.k.e.dumps.complete(s.k.e.work(sched.Persist, ck.Tree), s.id, bytes, before); err != nil {
 		return nil, err
 	}
 	s.kept, s.b.dumped = true, s.saw

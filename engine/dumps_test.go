@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/sched"
 )
 
 // A dump that is let go from memory while it is being read, since another needs the room, is read again from the disk:
@@ -41,7 +42,7 @@ func TestADumpIsLetGoWhileItIsRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.complete(id, size, ""); err != nil {
+	if err := s.complete(sched.Work{Class: sched.Persist}, id, size, ""); err != nil {
 		t.Fatal(err)
 	}
 	s.copying.Wait()

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/sched"
 )
 
 const (
@@ -137,6 +139,7 @@ type dumpStore struct {
 	held     map[ids.Process]*heldDump     // those in memory
 	bringing map[ids.Process]chan struct{} // those on their way there from the disk
 	bytes    int64
+	line     *sched.Runner // that dumps wait in for the disk
 	copying  sync.WaitGroup
 	closed   bool
 
@@ -156,10 +159,14 @@ func newHeld(bytes int64) *heldDump {
 	return &heldDump{bytes: bytes, used: time.Now(), copied: make(chan struct{})}
 }
 
+// copiesAtOnce of dumps to the disk: more only take turns at it.
+const copiesAtOnce = 2
+
 // openDumpStore takes over what a former daemon left in memory. limit 0: an eighth of
 // the host's memory.
 func openDumpStore(v *vault, run string, limit int64, log func(string, ...any)) (*dumpStore, error) {
 	s := &dumpStore{vault: v, limit: limit, log: log, held: map[ids.Process]*heldDump{}, bringing: map[ids.Process]chan struct{}{}}
+	s.line = sched.NewRunner(sched.Config{Slots: copiesAtOnce})
 	if limit == 0 {
 		var info unix.Sysinfo_t
 		if err := unix.Sysinfo(&info); err == nil {
@@ -209,7 +216,7 @@ func (s *dumpStore) reconcile(known map[ids.Process]bool) (lost []ids.Process, e
 			h.onDisk = true
 			close(h.copied)
 		case h != nil:
-			s.copy(id, "") // which dump was before it is a thing of the body that was dumped
+			s.copy(sched.Work{Class: sched.Persist}, id, "") // which dump was before it is a thing of the body that was dumped
 		}
 	}
 	return lost, nil
@@ -274,8 +281,8 @@ func (s *dumpStore) forget(id ids.Process) {
 	}
 }
 
-// complete takes a sealed dump in. before is the one that was there before it on its path; empty: none.
-func (s *dumpStore) complete(id ids.Process, bytes int64, before ids.Process) error {
+// complete takes a sealed dump in. before is the one that was there before it on its path; empty: none. w says whose it is.
+func (s *dumpStore) complete(w sched.Work, id ids.Process, bytes int64, before ids.Process) error {
 	s.mu.Lock()
 	h := s.held[id]
 	if h != nil {
@@ -286,12 +293,12 @@ func (s *dumpStore) complete(id ids.Process, bytes int64, before ids.Process) er
 	if h == nil {
 		return flushTree(s.vault.folder(id))
 	}
-	s.copy(id, before)
+	s.copy(w, id, before)
 	return nil
 }
 
 // copy brings a dump to the disk behind whoever asked for it.
-func (s *dumpStore) copy(id, before ids.Process) {
+func (s *dumpStore) copy(w sched.Work, id, before ids.Process) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	h := s.held[id]
@@ -300,10 +307,28 @@ func (s *dumpStore) copy(id, before ids.Process) {
 	}
 	s.copying.Go(func() {
 		defer close(h.copied)
-		if err := s.copyNow(id, before); err != nil && !errors.Is(err, os.ErrNotExist) { // removed meanwhile
+		if err := s.persist(w, id, before); err != nil && !errors.Is(err, os.ErrNotExist) { // removed meanwhile
 			s.log("copying a dump to the disk", "state", id, "error", err)
 		}
 	})
+}
+
+// persist waits for the dump before it outside of the line, where it would keep the one from beginning that it waits for.
+func (s *dumpStore) persist(w sched.Work, id, before ids.Process) (err error) {
+	s.mu.Lock()
+	h := s.held[before]
+	s.mu.Unlock()
+	if h != nil {
+		<-h.copied
+	}
+	release, err := s.line.Acquire(context.Background(), w)
+	if err != nil {
+		return err
+	}
+	err = errUnfinished
+	defer func() { release(err) }()
+	err = s.copyNow(id, before)
+	return err
 }
 
 func (s *dumpStore) copyNow(id, before ids.Process) error {
@@ -595,6 +620,7 @@ func (s *dumpStore) close() {
 	s.closed = true
 	s.mu.Unlock()
 	s.copying.Wait()
+	s.line.Close()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for id, h := range s.held {

@@ -2,13 +2,16 @@ package engine
 
 import (
 	"bytes"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/sched"
 )
 
 // dumps is a store of dumps that are made up: their files are what a dump has, their bytes are anything.
@@ -65,6 +68,15 @@ func (d *dumps) restart(limit int64) {
 // add makes a dump after the last one, and waits until it is on the disk.
 func (d *dumps) add(pages []byte) ids.Process {
 	d.t.Helper()
+	id := d.begins(sched.Work{Class: sched.Persist}, pages, d.last)
+	d.copying.Wait()
+	d.last = id
+	return id
+}
+
+// begins makes a dump after another, which goes to the disk when its turn comes.
+func (d *dumps) begins(w sched.Work, pages []byte, before ids.Process) ids.Process {
+	d.t.Helper()
 	id := ids.NewProcess()
 	dir, err := d.begin(id, int64(len(pages)))
 	if err != nil {
@@ -85,12 +97,42 @@ func (d *dumps) add(pages []byte) ids.Process {
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	if err := d.complete(id, size, d.last); err != nil {
+	d.digests[id], d.whole[id] = digest, bytes.Clone(pages)
+	if err := d.complete(w, id, size, before); err != nil {
 		d.t.Fatal(err)
 	}
-	d.copying.Wait()
-	d.digests[id], d.whole[id], d.last = digest, bytes.Clone(pages), id
 	return id
+}
+
+// A dump that waits for the one before it takes no slot that this one needs, although its tree's turn is earlier.
+func TestDumpsOfOtherTreesWaitForTheirElders(t *testing.T) {
+	d := newDumps(t, 1<<20)
+	debtor := sched.Work{Class: sched.Persist, Tenant: "debtor", Weight: 1e-9}
+	var holds []func(error)
+	for range copiesAtOnce {
+		release, err := d.line.Acquire(t.Context(), debtor)
+		if err != nil {
+			t.Fatal(err)
+		}
+		holds = append(holds, release)
+	}
+	all := []ids.Process{d.begins(debtor, make([]byte, 4*pageSize), "")}
+	for i := range 2 * copiesAtOnce {
+		all = append(all, d.begins(sched.Work{Class: sched.Persist, Tenant: fmt.Sprint(i)}, make([]byte, 5*pageSize), all[0]))
+	}
+	for _, release := range holds {
+		release(nil)
+	}
+	done := make(chan struct{})
+	go func() { d.copying.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(30 * time.Second):
+		t.Fatal("they wait for each other")
+	}
+	for _, id := range all {
+		d.check(id)
+	}
 }
 
 // check demands that a dump is found whole and as it was saved.

@@ -91,6 +91,8 @@ type Config struct {
 	// ForkQueue is how many children may be on their way at once, those that wait included, of one tree half as many: 4096.
 	// A call that stands alone is always taken.
 	ForkQueue int
+	// ClientWeights are the shares of clients (see OwnerLabel) in what is scarce, beside those of others; of one that isn't there: 1.
+	ClientWeights map[string]float64
 	// DumpMemory bounds how many bytes of dumps are kept in memory: an eighth of the host's.
 	DumpMemory int64
 	// Audit is the share of turns whose verdict is compared with what really

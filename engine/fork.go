@@ -405,7 +405,8 @@ func (e *Engine) materialise(ctx context.Context, b *birth) error {
 	b.spare = nil
 	if made == nil {
 		var err error
-		w := sched.Work{Class: sched.Fork, Tenant: string(b.point.tree.ID), Rank: b.child}
+		w := e.workOf(sched.Fork, b.point.tree)
+		w.Rank = b.child
 		if made, err = e.embody(ctx, w, b.point.checkpoint, b.point.state, b.rec.Generation, b.seed, b.rec.Limits, &b.row); err != nil {
 			return err
 		}

@@ -29,7 +29,7 @@ type Line struct {
 func (e *Engine) Lines() []Line {
 	return []Line{
 		{stats.LineClones, e.clones.Snapshot()}, {stats.LineBoxes, e.attaches.Snapshot()}, {stats.LineCaptures, e.captures.Snapshot()},
-		{stats.LineRemovals, e.removals.Snapshot()},
+		{stats.LineRemovals, e.removals.Snapshot()}, {stats.LineWrites, e.dumps.line.Snapshot()},
 	}
 }
 

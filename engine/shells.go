@@ -399,7 +399,7 @@ func (s *shellsSaving) finish(ctx context.Context, ck *tree.Checkpoint) (*tree.P
 	if err := failpoint.Hit("shells kept"); err != nil {
 		return nil, err
 	}
-	trial, err := s.e.embody(ctx, sched.Work{Class: sched.Fork, Tenant: string(ck.Tree)}, ck, state, ids.NewGeneration(), "", s.b.limits, nil)
+	trial, err := s.e.embody(ctx, s.e.work(sched.Fork, ck.Tree), ck, state, ids.NewGeneration(), "", s.b.limits, nil)
 	if err != nil {
 		if fault.As(err).Reason == reasonDiffers {
 			s.b.shells.unkept = s.content

@@ -266,7 +266,7 @@ func (s *spares) close(ctx context.Context) error {
 func (s *spares) run() {
 	defer close(s.done)
 	for sh := s.next(); sh != nil; sh = s.next() {
-		b, err := s.e.embody(context.Background(), sched.Work{Class: sched.Refill, Tenant: string(sh.ck.Tree)}, sh.ck, sh.state, ids.NewGeneration(), "", sh.key.limits, nil)
+		b, err := s.e.embody(context.Background(), s.e.work(sched.Refill, sh.ck.Tree), sh.ck, sh.state, ids.NewGeneration(), "", sh.key.limits, nil)
 		s.mu.Lock()
 		switch {
 		case err != nil: // a fork would fail in the same way, and say so

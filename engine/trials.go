@@ -245,7 +245,7 @@ func (e *Engine) try(ctx context.Context, what trial) error {
 		return errNothingToTry
 	}
 	for tries := 1; ; tries++ {
-		b, err := e.embody(ctx, sched.Work{Class: sched.Audit, Tenant: string(ck.Tree)}, ck, state, ids.NewGeneration(), "", what.limits, nil)
+		b, err := e.embody(ctx, e.work(sched.Audit, ck.Tree), ck, state, ids.NewGeneration(), "", what.limits, nil)
 		if err == nil {
 			e.bury(b)
 			e.prove(context.WithoutCancel(ctx), ck)

@@ -2,8 +2,8 @@
 //
 // Core is the decision alone: no clock, no goroutine, no I/O, and chance comes
 // from a seed; the same calls give the same plans. Runner carries plans out.
-// Neither knows what a sandbox, a capture or a fork is: work is a class, a
-// tenant (whose it is: the engine names trees) and a function.
+// Neither knows what a sandbox, a capture or a fork is: work is a class, a client and one of
+// his tenants (whose it is: the engine names accounts, and trees) and a function.
 //
 // What Core promises, each held by a property test:
 //
@@ -12,10 +12,10 @@
 //   - Work of a more urgent class starts before waiting work of a lesser one,
 //     but a class that was overtaken Patience times in a row goes first. So none
 //     waits for more than Patience + classes starts of others.
-//   - Within a class, two tenants that both have work waiting all along are served in
+//   - Within a class, two clients that both have work waiting all along are served in
 //     proportion to their weights: in time divided by weight, neither is ahead of the
 //     other by more than Quantum + Slots * longest * (1/weight + 1/other's weight),
-//     where longest is the longest piece of work of either.
+//     where longest is the longest piece of work of either. So are two tenants of one client.
 //   - Within that bound, captures in the shadow start in the order of their slack, the
 //     least first; children of gangs by the time at which each would have started if
 //     its gang had come to an idle host, so that a gang's first children
@@ -56,10 +56,10 @@ const (
 // Work is one piece of work as the decision sees it.
 type Work struct {
 	Class Class
-	// Tenant is whose it is.
-	Tenant string
-	// Weight of the tenant from now on; 0 means 1.
-	Weight float64
+	// Client and Tenant are whose it is: a tenant is one client's.
+	Client, Tenant string
+	// ClientWeight and Weight of these; 0 means 1.
+	ClientWeight, Weight float64
 	// Rank is the number of a child in its gang, from 0.
 	Rank int
 	// Deadline after which nobody wants it any more, if it hasn't started; zero: never.
@@ -74,7 +74,7 @@ type Config struct {
 	// Patience is how many starts of more urgent work in a row may overtake a class
 	// that waits: 16.
 	Patience int
-	// Quantum is how far one tenant may get ahead of another for the sake of a
+	// Quantum is how far one client, or tenant, may get ahead of another for the sake of a
 	// better order: 50 ms.
 	Quantum time.Duration
 	// Bound of what is admitted at once (see Admit); 0: none.
@@ -113,7 +113,8 @@ type Core struct {
 	overtaken [classes]int // starts of other classes since one of this could have started
 	waits     waits
 	admitted  int
-	admits    map[string]int
+	admits    map[string]int // of tenants
+	ofClients map[string]int
 }
 
 type job struct {
@@ -124,31 +125,75 @@ type job struct {
 	place   int       // in the tenant's heap; -1: it runs
 	started time.Time
 	awaited time.Time // since when somebody waits for it; zero: nobody does
-	charged float64
+	charged float64   // seconds
 	of      *tenant
 }
 
 // line is what is known of one class.
 type line struct {
-	tenants map[string]*tenant
-	backlog []*tenant // those with work waiting, in no order
+	clients queue[*client]
+	tenants int // of all clients
 	waiting int
 	running int
-	floor   float64 // what a tenant that comes anew is taken to have used
-	took    window  // seconds
+	took    window // seconds
 	sweepAt int
 	stood   Standing // its counters
 }
 
-// tenant is one tenant's standing in one class.
-type tenant struct {
-	name    string
-	weight  float64
+// share is what a client, or a tenant of one, has had of a class.
+type share struct {
 	used    float64 // seconds divided by weight
-	waiting jobHeap
-	at      int // in backlog; -1: not there
+	at      int     // in the backlog; -1: not there
 	running int
 	seen    time.Time
+}
+
+func (s *share) of() *share { return s }
+
+// queue holds those who share something.
+type queue[S interface{ of() *share }] struct {
+	all     map[string]S
+	backlog []S     // those with work waiting, in no order
+	floor   float64 // what one that comes anew is taken to have used
+}
+
+// client is one client's standing in one class, tenant one tenant's of his.
+type (
+	client struct {
+		share
+		tenants queue[*tenant]
+	}
+	tenant struct {
+		share
+		client  *client
+		waiting jobHeap
+	}
+)
+
+// joins says that one has work waiting. What it left unused meanwhile isn't saved up.
+func (q *queue[S]) joins(s S) {
+	if o := s.of(); o.at < 0 {
+		o.used = max(o.used, q.floor)
+		o.at = len(q.backlog)
+		q.backlog = append(q.backlog, s)
+	}
+}
+
+func (q *queue[S]) leaves(s S) {
+	at, end := s.of().at, len(q.backlog)-1
+	last := q.backlog[end]
+	q.backlog[at], last.of().at = last, at
+	q.backlog = q.backlog[:end]
+	s.of().at = -1
+}
+
+// least is what the one that is furthest behind has used, of those with work waiting.
+func (q *queue[S]) least() float64 {
+	least := q.backlog[0].of().used
+	for _, s := range q.backlog[1:] {
+		least = min(least, s.of().used)
+	}
+	return least
 }
 
 // New makes a Core.
@@ -163,9 +208,9 @@ func New(cfg Config) *Core {
 	if cfg.Quantum <= 0 {
 		cfg.Quantum = 50 * time.Millisecond
 	}
-	c := &Core{cfg: cfg, chance: rand.New(rand.NewPCG(cfg.Seed, 0)), jobs: map[Ticket]*job{}, admits: map[string]int{}}
+	c := &Core{cfg: cfg, chance: rand.New(rand.NewPCG(cfg.Seed, 0)), jobs: map[Ticket]*job{}, admits: map[string]int{}, ofClients: map[string]int{}}
 	for i := range c.lines {
-		c.lines[i].tenants = map[string]*tenant{}
+		c.lines[i].clients.all = map[string]*client{}
 	}
 	return c
 }
@@ -174,6 +219,9 @@ func New(cfg Config) *Core {
 func (c *Core) Add(now time.Time, w Work) Ticket {
 	if w.Weight <= 0 {
 		w.Weight = 1
+	}
+	if w.ClientWeight <= 0 {
+		w.ClientWeight = 1
 	}
 	c.next++
 	j := &job{Work: w, ticket: c.next, came: now}
@@ -194,20 +242,29 @@ func (c *Core) enter(now time.Time, j *job) {
 	default:
 		j.key = j.came
 	}
-	t := l.tenants[j.Tenant]
-	if t == nil {
-		l.sweep(now)
-		t = &tenant{name: j.Tenant, used: l.floor, at: -1}
-		l.tenants[j.Tenant] = t
-	}
-	t.weight, t.seen, j.of = j.Weight, now, t
-	if t.at < 0 {
-		t.used = max(t.used, l.floor) // what it left unused meanwhile isn't saved up
-		t.at = len(l.backlog)
-		l.backlog = append(l.backlog, t)
-	}
+	t := l.tenant(now, j.Client, j.Tenant)
+	l.clients.joins(t.client)
+	t.client.tenants.joins(t)
+	j.of, t.seen, t.client.seen = t, now, now
 	heap.Push(&t.waiting, j)
 	l.waiting++
+}
+
+// tenant finds a client's tenant, or takes him in.
+func (l *line) tenant(now time.Time, ofClient, name string) *tenant {
+	if c := l.clients.all[ofClient]; c != nil && c.tenants.all[name] != nil {
+		return c.tenants.all[name]
+	}
+	l.sweep(now)
+	c := l.clients.all[ofClient]
+	if c == nil {
+		c = &client{share: share{at: -1, seen: now}, tenants: queue[*tenant]{all: map[string]*tenant{}}}
+		l.clients.all[ofClient] = c
+	}
+	t := &tenant{share: share{at: -1, seen: now}, client: c}
+	c.tenants.all[name] = t
+	l.tenants++
+	return t
 }
 
 // leave takes a waiting job out of its line.
@@ -216,10 +273,10 @@ func (c *Core) leave(j *job) {
 	heap.Remove(&t.waiting, j.place)
 	l.waiting--
 	if len(t.waiting) == 0 {
-		last := l.backlog[len(l.backlog)-1]
-		l.backlog[t.at], last.at = last, t.at
-		l.backlog = l.backlog[:len(l.backlog)-1]
-		t.at = -1
+		t.client.tenants.leaves(t)
+		if len(t.client.tenants.backlog) == 0 {
+			l.clients.leaves(t.client)
+		}
 	}
 	if l.waiting == 0 {
 		c.overtaken[j.Class] = 0
@@ -267,7 +324,9 @@ func (c *Core) Plan(now time.Time) (p Plan) {
 			break
 		}
 		l := &c.lines[class]
-		j, least := l.first(c.cfg.Quantum.Seconds())
+		j := l.first(c.cfg.Quantum.Seconds())
+		client := j.of.client
+		ofClients, ofTenants := l.clients.least(), client.tenants.least()
 		c.leave(j)
 		if !j.Deadline.IsZero() && now.After(j.Deadline) {
 			l.stood.Dropped++
@@ -281,12 +340,12 @@ func (c *Core) Plan(now time.Time) (p Plan) {
 			}
 		}
 		c.overtaken[class] = 0
-		l.floor = max(l.floor, least)
+		l.clients.floor, client.tenants.floor = max(l.clients.floor, ofClients), max(client.tenants.floor, ofTenants)
 		l.starts(now, j)
 		j.started, j.place = now, -1
-		j.charged = l.expected() / j.of.weight
-		j.of.used += j.charged
+		j.charge(l.expected())
 		j.of.running++
+		client.running++
 		l.running++
 		c.running++
 		p.Start = append(p.Start, j.ticket)
@@ -308,22 +367,29 @@ func (c *Core) pick() (Class, bool) {
 	return best, best < classes
 }
 
-// first is the job to start next among those of tenants that aren't too far ahead of the one that
-// is furthest behind, and how much that one has used.
-func (l *line) first(quantum float64) (best *job, least float64) {
-	least = l.backlog[0].used
-	for _, t := range l.backlog[1:] {
-		least = min(least, t.used)
-	}
-	for _, t := range l.backlog {
-		if t.used > least+quantum {
+// first is the job to start next among those of clients, and of tenants of these, that aren't too far ahead of
+// the one that is furthest behind.
+func (l *line) first(quantum float64) (best *job) {
+	least := l.clients.least()
+	for _, c := range l.clients.backlog {
+		if c.used > least+quantum {
 			continue
 		}
-		if j := t.waiting[0]; best == nil || j.before(best) {
-			best = j
+		ofTenants := c.tenants.least()
+		for _, t := range c.tenants.backlog {
+			if j := t.waiting[0]; t.used <= ofTenants+quantum && (best == nil || j.before(best)) {
+				best = j
+			}
 		}
 	}
-	return best, least
+	return best
+}
+
+// charge counts what a job takes, in place of what it was charged before.
+func (j *job) charge(seconds float64) {
+	j.of.used += (seconds - j.charged) / j.Weight
+	j.of.client.used += (seconds - j.charged) / j.ClientWeight
+	j.charged = seconds
 }
 
 // starts counts what starts.
@@ -364,24 +430,32 @@ func (c *Core) end(now time.Time, t Ticket, well bool) {
 	if !j.awaited.IsZero() {
 		l.stood.Exposed.add(now.Sub(j.awaited))
 	}
-	j.of.used += took/j.Weight - j.charged
+	j.charge(took)
 	j.of.running--
-	j.of.seen = now
+	j.of.client.running--
+	j.of.seen, j.of.client.seen = now, now
 	l.running--
 	c.running--
 }
 
 // sweep forgets tenants that have had nothing to do for a while. It costs no more than what made them.
 func (l *line) sweep(now time.Time) {
-	if len(l.tenants) < l.sweepAt {
+	if l.tenants < l.sweepAt {
 		return
 	}
-	for name, t := range l.tenants {
-		if t.at < 0 && t.running == 0 && now.Sub(t.seen) >= forgetAfter {
-			delete(l.tenants, name)
+	gone := func(s *share) bool { return s.at < 0 && s.running == 0 && now.Sub(s.seen) >= forgetAfter }
+	for name, c := range l.clients.all {
+		for name, t := range c.tenants.all {
+			if gone(&t.share) {
+				delete(c.tenants.all, name)
+				l.tenants--
+			}
+		}
+		if gone(&c.share) {
+			delete(l.clients.all, name)
 		}
 	}
-	l.sweepAt = 2*len(l.tenants) + 64
+	l.sweepAt = 2*l.tenants + 64
 }
 
 // expected is how many seconds a piece of this class takes: the median of the last ones.
@@ -397,9 +471,12 @@ func (l *line) expected() float64 {
 // up to a quarter later by chance, so that those who were refused together don't come back together. Leave gives places back.
 //
 // A tenant that has some already is refused when it would have more than half of the
-// places. What is larger than the bound is taken when nothing else is there.
-func (c *Core) Admit(class Class, tenant string, n int) (retry time.Duration, ok bool) {
+// places, and so is a client, unless he has no name: all who aren't told apart are one. What is larger than the bound is taken when nothing else is there.
+func (c *Core) Admit(class Class, client, tenant string, n int) (retry time.Duration, ok bool) {
 	have := c.admits[tenant]
+	if client != "" {
+		have = max(have, c.ofClients[client])
+	}
 	excess := 0
 	if c.cfg.Bound > 0 {
 		if c.admitted > 0 {
@@ -411,7 +488,8 @@ func (c *Core) Admit(class Class, tenant string, n int) (retry time.Duration, ok
 	}
 	if excess <= 0 {
 		c.admitted += n
-		c.admits[tenant] = have + n
+		c.admits[tenant] += n
+		c.ofClients[client] += n
 		return 0, true
 	}
 	c.lines[class].stood.Refused += uint64(n)
@@ -424,10 +502,13 @@ func (c *Core) Admit(class Class, tenant string, n int) (retry time.Duration, ok
 }
 
 // Leave gives back places that Admit gave.
-func (c *Core) Leave(tenant string, n int) {
+func (c *Core) Leave(client, tenant string, n int) {
 	c.admitted -= n
 	if c.admits[tenant] -= n; c.admits[tenant] <= 0 {
 		delete(c.admits, tenant)
+	}
+	if c.ofClients[client] -= n; c.ofClients[client] <= 0 {
+		delete(c.ofClients, client)
 	}
 }
 

@@ -2,6 +2,7 @@ package sched
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"reflect"
 	"testing"
@@ -182,10 +183,10 @@ func (h *host) do(c call) {
 	case 7:
 		h.core.Waited(c.work.Tenant, c.step)
 	case 8:
-		retry, ok := h.core.Admit(c.work.Class, c.work.Tenant, c.work.Rank+1)
+		retry, ok := h.core.Admit(c.work.Class, c.work.Client, c.work.Tenant, c.work.Rank+1)
 		h.trace = append(h.trace, fmt.Sprint(retry, ok))
 		if c.late > 0 && ok {
-			h.core.Leave(c.work.Tenant, c.work.Rank+1)
+			h.core.Leave(c.work.Client, c.work.Tenant, c.work.Rank+1)
 		}
 	}
 	for k := range classes {
@@ -209,6 +210,7 @@ func TestPlansKeepTheirPromises(t *testing.T) {
 				op: rapid.IntRange(0, 8).Draw(t, "op"), ticket: Ticket(rapid.IntRange(1, 60).Draw(t, "ticket")),
 				work: Work{
 					Class: Class(rapid.IntRange(0, int(classes)-1).Draw(t, "class")), Tenant: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "tenant"),
+					Client: rapid.SampledFrom([]string{"", "x", "y"}).Draw(t, "client"), ClientWeight: float64(rapid.IntRange(0, 3).Draw(t, "client's weight")),
 					Weight: float64(rapid.IntRange(0, 3).Draw(t, "weight")), Rank: rapid.IntRange(0, 9).Draw(t, "rank"),
 				},
 				late: time.Duration(max(0, rapid.IntRange(-30, 30).Draw(t, "late"))) * time.Millisecond,
@@ -241,7 +243,7 @@ func TestNothingStarves(t *testing.T) {
 		other := func() Work {
 			return Work{
 				Class: Class(rapid.IntRange(0, int(classes)-1).Draw(t, "class")), Tenant: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "tenant"),
-				Rank: rapid.IntRange(0, 3).Draw(t, "rank"),
+				Client: rapid.SampledFrom([]string{"", "x"}).Draw(t, "client"), Rank: rapid.IntRange(0, 3).Draw(t, "rank"),
 			}
 		}
 		ahead := rapid.IntRange(0, 30).Draw(t, "ahead")
@@ -263,59 +265,74 @@ func TestNothingStarves(t *testing.T) {
 	})
 }
 
-// Tenants that always have work waiting are served in proportion to their weights, whatever they ask for and however long it
-// takes: within the factor that the package comment states, at every moment.
+// party is a client, or a tenant of one.
+type party struct {
+	of      string
+	weight  float64
+	longest time.Duration
+	given   float64
+}
+
+// ahead fails if one of the parties is further ahead of another than the package comment allows.
+func ahead(t *rapid.T, cfg Config, parties map[string]*party) {
+	for a, pa := range parties {
+		for b, pb := range parties {
+			if pa.of != pb.of {
+				continue
+			}
+			longest := max(pa.longest, pb.longest).Seconds()
+			bound := cfg.Quantum.Seconds() + float64(cfg.Slots)*longest*(1/pa.weight+1/pb.weight)
+			if lead := pa.given/pa.weight - pb.given/pb.weight; lead > bound+1e-9 {
+				t.Fatalf("%s is %.3f s ahead of %s, and at most %.3f s is fair", a, lead, b, bound)
+			}
+		}
+	}
+}
+
+// Clients, and tenants of a client, that always have work waiting are served in proportion to their weights, whatever they ask for and
+// however long it takes, and however many tenants a client has: within the factor that the package comment states, at every moment.
 func TestFairness(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := Config{Slots: rapid.IntRange(1, 4).Draw(t, "slots"), Quantum: time.Duration(rapid.IntRange(1, 200).Draw(t, "quantum")) * time.Millisecond}
 		class := rapid.SampledFrom([]Class{Fork, Urgent, Shadow, Prune}).Draw(t, "class")
 		h := newHost(t.Fatalf, cfg)
-		type client struct {
-			weight  float64
-			longest time.Duration
-			given   float64
-		}
-		clients := map[string]*client{}
+		clients, tenants := map[string]*party{}, map[string]*party{}
 		ends := map[Ticket]time.Time{}
 		add := func(name string) {
+			of := tenants[name]
 			for range 2 + cfg.Slots { // so that it never runs dry
-				h.add(Work{Class: class, Tenant: name, Weight: clients[name].weight, Rank: rapid.IntRange(0, 50).Draw(t, "rank")})
+				h.add(Work{Class: class, Client: of.of, ClientWeight: clients[of.of].weight, Tenant: name, Weight: of.weight, Rank: rapid.IntRange(0, 50).Draw(t, "rank")})
 			}
 		}
-		names := []string{"a", "b", "c", "d"}[:rapid.IntRange(2, 4).Draw(t, "tenants")]
+		names := []string{"a", "b", "c", "d"}[:rapid.IntRange(1, 4).Draw(t, "clients")]
 		for i, name := range names {
-			clients[name] = &client{
-				weight:  float64(rapid.IntRange(1, 4).Draw(t, "weight")),
-				longest: time.Duration(rapid.IntRange(1, 100).Draw(t, "longest")) * time.Millisecond,
+			clients[name] = &party{weight: float64(rapid.IntRange(1, 4).Draw(t, "weight"))}
+			for k := range rapid.IntRange(1, 3).Draw(t, "tenants") {
+				one := &party{
+					of: name, weight: float64(rapid.IntRange(1, 4).Draw(t, "weight")),
+					longest: time.Duration(rapid.IntRange(1, 100).Draw(t, "longest")) * time.Millisecond,
+				}
+				clients[name].longest = max(clients[name].longest, one.longest)
+				tenant := fmt.Sprint(name, k)
+				tenants[tenant] = one
+				for range 8 {
+					h.core.Waited(tenant, time.Duration(1+(i+k)*(i+k)*10)*time.Second) // one is always more urgent than the next
+				}
+				add(tenant)
 			}
-			for range 8 {
-				h.core.Waited(name, time.Duration(1+i*i*10)*time.Second) // one is always more urgent than the next
-			}
-			add(name)
 		}
 		for range 120 {
-			was := h.waiting
-			works := map[Ticket]Work{}
-			for k, w := range was {
-				works[k] = w
-			}
+			works := maps.Clone(h.waiting)
 			for _, ticket := range h.plan().Start {
-				c := clients[works[ticket].Tenant]
-				took := time.Duration(rapid.Int64Range(1, int64(c.longest)).Draw(t, "took"))
-				c.given += took.Seconds()
+				w := works[ticket]
+				took := time.Duration(rapid.Int64Range(1, int64(tenants[w.Tenant].longest)).Draw(t, "took"))
+				tenants[w.Tenant].given += took.Seconds()
+				clients[w.Client].given += took.Seconds()
 				ends[ticket] = h.now.Add(took)
-				add(works[ticket].Tenant)
+				add(w.Tenant)
 			}
-			for _, a := range names {
-				for _, b := range names {
-					ca, cb := clients[a], clients[b]
-					longest := max(ca.longest, cb.longest).Seconds()
-					bound := h.cfg.Quantum.Seconds() + float64(cfg.Slots)*longest*(1/ca.weight+1/cb.weight)
-					if lead := ca.given/ca.weight - cb.given/cb.weight; lead > bound+1e-9 {
-						t.Fatalf("%s is %.3f s ahead of %s, and at most %.3f s is fair", a, lead, b, bound)
-					}
-				}
-			}
+			ahead(t, h.cfg, clients)
+			ahead(t, h.cfg, tenants)
 			var next Ticket
 			for k, end := range ends {
 				if next == 0 || end.Before(ends[next]) || end.Equal(ends[next]) && k < next {
@@ -434,7 +451,7 @@ func TestAdmission(t *testing.T) {
 	h := newHost(t.Fatalf, Config{Slots: 2, Bound: 10})
 	const each = 100 * time.Millisecond
 	admit := func(tenant string, n int) (time.Duration, bool) {
-		retry, ok := h.core.Admit(Fork, tenant, n)
+		retry, ok := h.core.Admit(Fork, "", tenant, n)
 		if ok {
 			for range n {
 				h.add(Work{Class: Fork, Tenant: tenant})
@@ -447,7 +464,7 @@ func TestAdmission(t *testing.T) {
 		h.now = h.now.Add(each)
 		for k := range h.running {
 			h.done(k)
-			h.core.Leave("a", 1)
+			h.core.Leave("", "a", 1)
 		}
 		h.plan()
 	}
@@ -463,7 +480,7 @@ func TestAdmission(t *testing.T) {
 	if _, ok := admit("a", 2); ok {
 		t.Fatal("a tenant got more than half of the places beside its own work")
 	}
-	if _, ok := h.core.Admit(Fork, "b", 3); !ok {
+	if _, ok := h.core.Admit(Fork, "", "b", 3); !ok {
 		t.Fatal("refused although there is place")
 	}
 	retry, ok := admit("c", 5)
@@ -476,6 +493,21 @@ func TestAdmission(t *testing.T) {
 	finish()
 	if _, ok := admit("c", 5); !ok {
 		t.Fatal("there was no place after the retry delay")
+	}
+
+	h = newHost(t.Fatalf, Config{Slots: 2, Bound: 10})
+	if _, ok := h.core.Admit(Fork, "x", "a", 3); !ok {
+		t.Fatal("refused although there is place")
+	}
+	if _, ok := h.core.Admit(Fork, "x", "b", 3); ok {
+		t.Fatal("a client got more than half of the places by another tree")
+	}
+	if _, ok := h.core.Admit(Fork, "y", "c", 3); !ok {
+		t.Fatal("another client was refused although there is place")
+	}
+	h.core.Leave("x", "a", 3)
+	if _, ok := h.core.Admit(Fork, "x", "b", 3); !ok {
+		t.Fatal("a place that was given back is lost")
 	}
 }
 
@@ -492,7 +524,7 @@ func TestTenantsAreForgotten(t *testing.T) {
 		h.done(k)
 	}
 	h.done(hold)
-	if n := len(h.core.lines[Fork].tenants); n > 1000 {
+	if n := h.core.lines[Fork].tenants; n > 1000 {
 		t.Errorf("%d tenants are remembered", n)
 	}
 	if n := len(h.core.waits.trees); n > maxTrees {

@@ -78,17 +78,17 @@ func (r *Runner) Acquire(ctx context.Context, w Work) (release func(error), err 
 
 // Admit takes in n pieces of work of a class at once, or refuses them all with when to try again. leave gives
 // their places back.
-func (r *Runner) Admit(k Class, tenant string, n int) (leave func(), err error) {
+func (r *Runner) Admit(k Class, client, tenant string, n int) (leave func(), err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if retry, ok := r.core.Admit(k, tenant, n); !ok {
+	if retry, ok := r.core.Admit(k, client, tenant, n); !ok {
 		return nil, fault.New(fault.Exhausted, "queue_full", "there is no place for %d more in the queue", n).
 			WithHint("by the pace of what runs, there will be after the retry delay").After(retry)
 	}
 	return func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.core.Leave(tenant, n)
+		r.core.Leave(client, tenant, n)
 	}, nil
 }
 

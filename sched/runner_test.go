@@ -95,15 +95,15 @@ func TestAcquire(t *testing.T) {
 		t.Fatalf("%v, %d pending", err, r.Pending())
 	}
 
-	out, err := r.Admit(Fork, "a", 1)
+	out, err := r.Admit(Fork, "", "a", 1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.Admit(Fork, "b", 1); !fault.Is(err, fault.Exhausted) || fault.As(err).RetryAfter <= 0 {
+	if _, err := r.Admit(Fork, "", "b", 1); !fault.Is(err, fault.Exhausted) || fault.As(err).RetryAfter <= 0 {
 		t.Fatalf("a full queue gave %v", err)
 	}
 	out()
-	if _, err := r.Admit(Fork, "b", 1); err != nil {
+	if _, err := r.Admit(Fork, "", "b", 1); err != nil {
 		t.Fatal(err)
 	}
 }

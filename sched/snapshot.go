@@ -108,9 +108,12 @@ func (c *Core) Snapshot(now time.Time) Snapshot {
 		l := &c.lines[k]
 		to := &s.Classes[k]
 		*to = l.stood
-		to.Waiting, to.Running, to.Tenants = l.waiting, l.running, len(l.backlog)
-		for _, t := range l.backlog {
-			to.Oldest = max(to.Oldest, now.Sub(t.waiting[0].came))
+		to.Waiting, to.Running = l.waiting, l.running
+		for _, of := range l.clients.backlog {
+			to.Tenants += len(of.tenants.backlog)
+			for _, t := range of.tenants.backlog {
+				to.Oldest = max(to.Oldest, now.Sub(t.waiting[0].came))
+			}
 		}
 	}
 	return s

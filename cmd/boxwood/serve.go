@@ -217,6 +217,7 @@ func (a *app) serve(ctx context.Context, f serveFlags) error {
 	if err != nil {
 		return err
 	}
+	o.ClientWeights = surface.access.Weights()
 	e, err := engine.Open(ctx, o)
 	if err != nil {
 		return err

@@ -41,6 +41,9 @@ type Account struct {
 
 	AllowCalls []string `json:"allow_calls,omitempty"` // groups of system calls that his trees may ask for
 
+	// Weight of his work beside that of others, where there is too little for all; 0: 1.
+	Weight float64 `json:"weight,omitempty"`
+
 	// Of all his live sandboxes together; 0: no bound. Memory and disk count by their limits.
 	MaxSandboxes   int   `json:"max_sandboxes,omitempty"`
 	MaxMemoryBytes int64 `json:"max_memory_bytes,omitempty"`
@@ -106,6 +109,9 @@ func ReadAccess(file string) (*Access, error) {
 		case len(c.UIDs) == 0 && c.TokenSHA256 == "" && c.Certificate == "":
 			return bad("nothing tells client %s: uids, token_sha256 or certificate", c.Name)
 		}
+		if c.Weight != 0 && !(c.Weight >= 0.01 && c.Weight <= 100) {
+			return bad("client %s: a weight is from 0.01 to 100, not %g", c.Name, c.Weight)
+		}
 		names[c.Name] = true
 		for _, v := range c.Verbs {
 			if !slices.Contains(verbs, v) {
@@ -141,6 +147,18 @@ func ReadAccess(file string) (*Access, error) {
 		}
 	}
 	return a, nil
+}
+
+// Weights of clients, by name.
+func (a *Access) Weights() map[string]float64 {
+	if a == nil {
+		return nil
+	}
+	out := map[string]float64{}
+	for _, c := range a.accounts {
+		out[c.Name] = c.Weight
+	}
+	return out
 }
 
 func accountName(s string) bool {

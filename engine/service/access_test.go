@@ -383,6 +383,7 @@ func TestAccountsAreRead(t *testing.T) {
 		"shared uid":   {`{"clients": [{"name": "a", "uids": [1]}, {"name": "b", "uids": [1]}]}`, 0o600, "two clients"},
 		"shared token": {`{"clients": [{"name": "a", "token_sha256": "` + sum + `"}, {"name": "b", "token_sha256": "` + sum + `"}]}`, 0o600, "another's token"},
 		"a pattern":    {`{"clients": [{"name": "a", "uids": [1], "images": ["["]}]}`, 0o600, "no pattern"},
+		"a weight":     {`{"clients": [{"name": "a", "uids": [1], "weight": -1}]}`, 0o600, "a weight is from 0.01 to 100"},
 	} {
 		path := filepath.Join(dir, "clients.json")
 		os.Remove(path)

@@ -116,6 +116,15 @@ func runDaemon(dir string) error {
 		}
 		o.Retention = engine.Retention{Count: n, Every: 20 * time.Millisecond}
 	}
+	o2 := Options{Version: "test", Imports: Imports{filepath.Join(dir, "imports")}}
+	accounts := exists(filepath.Join(dir, "clients.json"))
+	if accounts {
+		var err error
+		if o2.Access, err = ReadAccess(filepath.Join(dir, "clients.json")); err != nil {
+			return err
+		}
+		o.ClientWeights = o2.Access.Weights()
+	}
 	e, err := engine.Open(ctx, o)
 	if err != nil {
 		return err
@@ -124,12 +133,8 @@ func runDaemon(dir string) error {
 	if err != nil {
 		return err
 	}
-	o2 := Options{Version: "test", Imports: Imports{filepath.Join(dir, "imports")}}
 	overTCP := func(*Service) error { return nil }
-	if file := filepath.Join(dir, "clients.json"); exists(file) {
-		if o2.Access, err = ReadAccess(file); err != nil {
-			return err
-		}
+	if accounts {
 		overTCP = func(s *Service) error { return serveTCP(s, dir) }
 	}
 	service := New(e, log, o2)

@@ -5,10 +5,14 @@ import (
 	"errors"
 	"io"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/apache/arrow/go/v17/arrow/ipc"
 
+	"github.com/boxwood-rl/boxwood/engine"
+	"github.com/boxwood-rl/boxwood/internal/testenv"
 	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 )
 
@@ -126,4 +130,84 @@ func TestSchedulerIsSeen(t *testing.T) {
 	if reason(err) != "no_tree_column" {
 		t.Errorf("rows of the host for one tree: %v", err)
 	}
+}
+
+// The host is shared between clients: one with many trees, who came first, doesn't get more of it than another with one tree. In the best of a
+// few tries, since how soon the second client's request gets to the daemon is the host's affair.
+func TestClientsShareTheHost(t *testing.T) {
+	d := running(t)
+	const trees, many, few = 4, 96, 48
+	grow := func(client string) (string, *boxwoodv1.Sandbox) {
+		r, err := d.client.CreateTree(ctx(t), &boxwoodv1.CreateTreeRequest{
+			Start: &boxwoodv1.CreateTreeRequest_Image{Image: "mini"}, WithSandbox: true, Labels: map[string]string{engine.OwnerLabel: client},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _, _ = d.client.CloseTree(ctx(t), &boxwoodv1.CloseTreeRequest{TreeId: r.GetTree().GetId()}) })
+		return r.GetRoot().GetId(), r.GetSandbox()
+	}
+	best := int64(trees * many)
+	for try := 0; try < 3 && best > 2*few; try++ {
+		var come, begun atomic.Int64
+		var gangs sync.WaitGroup
+		var mu sync.Mutex
+		var all []*boxwoodv1.Sandbox
+		take := func(node string, n int32, each func()) {
+			stream, err := d.client.Fork(ctx(t), childrenOf(node, n))
+			for err == nil {
+				var m *boxwoodv1.ForkResult
+				if m, err = stream.Recv(); err == nil && m.GetSandbox() != nil {
+					mu.Lock()
+					all = append(all, m.GetSandbox())
+					mu.Unlock()
+					each()
+				}
+			}
+			if !errors.Is(err, io.EOF) {
+				t.Error(err)
+			}
+		}
+		for range trees {
+			node, sb := grow("many")
+			all = append(all, sb)
+			gangs.Go(func() {
+				first := true
+				take(node, many, func() {
+					if come.Add(1); first {
+						begun.Add(1)
+						first = false
+					}
+				})
+			})
+		}
+		node, sb := grow("one")
+		mu.Lock()
+		all = append(all, sb)
+		mu.Unlock()
+		until(t, "all gangs have begun", func() bool { return begun.Load() == trees })
+		before := come.Load()
+		take(node, few, func() {})
+		between := come.Load() - before
+		gangs.Wait()
+		free(t, d, all...)
+		t.Logf("try %d: while one client got %d children, the other, with %d trees, got %d of %d", try, few, trees, between, trees*many)
+		best = min(best, between)
+	}
+	if best > 2*few {
+		t.Errorf("while one client got %d children, the other got %d", few, best)
+	}
+}
+
+// Dumps wait in line for the disk, as work like any other.
+func TestDumpsWaitForTheDisk(t *testing.T) {
+	testenv.Require(t, testenv.CRIU)
+	d := running(t)
+	_, sb := d.newTree(t)
+	before := d.queues(t)["writes persist"].GetDone()
+	n := d.run(t, sb.GetId(), "sleep 100000 >/dev/null 2>&1 &").GetNode()
+	if got := d.captured(t, n.GetId())[0]; got.GetCapture() == boxwoodv1.CaptureStatus_CAPTURE_STATUS_WITHHELD {
+		t.Fatal(got.GetWithheldReason())
+	}
+	until(t, "the dump is on the disk", func() bool { return d.queues(t)["writes persist"].GetDone() > before })
 }
