@@ -2,19 +2,19 @@
 # run.sh NAME: measures a claim beside its baseline on a daemon of its own and
 # prints JSON lines {"bench","metric","value","unit","n","conditions"} on standard
 # output, everything else on standard error. LONG=1 is the thorough form.
-# Names: fork, turn, client, capture, isolation, learning, inspector, tree, sched-sim. Needs root. A plot goes to benchmarks/out/ where
+# Names: fork, turn, client, capture, isolation, density, learning, inspector, tree, sched-sim. Needs root. A plot goes to benchmarks/out/ where
 # matplotlib is (learning draws its own).
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/.." && pwd)
 name=${1:-}
 case $name in
-fork | turn | client | capture | isolation | learning) ;;
+fork | turn | client | capture | isolation | density | learning) ;;
 inspector) exec "$here/inspector.sh" ;; # it needs no daemon
 tree) exec "$here/tree.sh" ;;           # nor does this
 sched-sim) exec "$here/sched-sim.sh" ;; # nor this, which simulates
 *)
-  echo "usage: run.sh fork|turn|client|capture|isolation|learning|inspector|tree|sched-sim" >&2
+  echo "usage: run.sh fork|turn|client|capture|isolation|density|learning|inspector|tree|sched-sim" >&2
   exit 2
   ;;
 esac
@@ -95,6 +95,7 @@ fork)
   "$python" "$here/fork_first_true.py" --image bench:1 ${LONG:+--long}
   ;;
 capture) "${forkbench[@]}" -captures ;;
+density) "${forkbench[@]}" -density ;;
 isolation)
   "$here/isolation.sh"
   "${forkbench[@]}" -isolation

@@ -38,6 +38,7 @@ func main() {
 	group := flag.String("group", "", "a cgroup of our own, which is made, for CRIU by itself")
 	captures := flag.Bool("captures", false, "measure captures instead of forks")
 	isolation := flag.Bool("isolation", false, "measure what sandboxes do to each other instead")
+	density := flag.Bool("density", false, "measure many sandboxes that wait for models instead")
 	long := flag.Bool("long", false, "the thorough form")
 	flag.Parse()
 	log.SetFlags(0)
@@ -55,6 +56,11 @@ func main() {
 	if *isolation {
 		b.name = "isolation"
 		b.isolation(context.Background())
+		return
+	}
+	if *density {
+		b.name = "density"
+		b.density(context.Background())
 		return
 	}
 	b.run(context.Background())
