@@ -160,9 +160,7 @@ def test_metrics(socket_path: str, tree: boxwood.Tree) -> None:
     assert 0 < values["boxwood_host_memory_available_bytes"] <= values["boxwood_host_memory_bytes"]
     assert "tr_" not in text, "a series names a tree"
     # Nothing but a GET of the one path is answered.
-    for other in (
-        found.group(1).replace("/metrics", "/debug/pprof"),
-        urllib.request.Request(found.group(1), data=b"x"),
-    ):
+    for path, data in (("/debug/pprof", None), ("/metrics", b"x")):
+        other = urllib.request.Request(found.group(1).replace("/metrics", path), data=data)
         with pytest.raises(urllib.error.HTTPError):
             urllib.request.urlopen(other, timeout=30)
