@@ -100,6 +100,10 @@ func (k *dumpKeeper) prepare(ctx context.Context, b *body) (saving, error) {
 		return nil, fault.New(fault.Unsupported, "criu_unfit", "processes survive, and CRIU doesn't work on this host: %w", err).
 			WithHint("boxwood doctor says more")
 	}
+	if b.box.Program() != box.ProgramDigest() {
+		return nil, fault.New(fault.Precondition, "other_program", "processes survive, and their pid 1 is that of another version of Boxwood, which alone could restore them").
+			WithHint("go on in a fork of an earlier node")
+	}
 	if s := k.keep(b); s != nil {
 		return s, nil
 	}

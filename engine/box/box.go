@@ -106,6 +106,8 @@ func (b *box) Hooks() []string { return b.hooks }
 
 func (b *box) SetSeed(seed string) { b.rec.Seed = seed }
 
+func (b *box) Program() string { return b.rec.Program }
+
 func (b *box) Record() []byte {
 	text, err := json.Marshal(b.rec)
 	if err != nil { // of strings and numbers

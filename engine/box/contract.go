@@ -116,6 +116,9 @@ type Box interface {
 	PID1() int
 	// Survivors are the processes other than pid 1.
 	Survivors() ([]Proc, error)
+	// Program names pid 1's program as ProgramDigest names that of boxes which are started now. A box that a daemon of another release
+	// has started has another one; empty: that release didn't say.
+	Program() string
 	// Commands counts what pid 1 has started in this box that can have changed
 	// anything: commands, WriteFile and Unpack.
 	Commands() uint64

@@ -368,7 +368,7 @@ func (z *zygote) revive(ctx context.Context, root Root, id Identity, s Saved, by
 	if err := cgroup.Await(ctx, z.group.Run, "frozen", 1); err != nil {
 		return nil, err
 	}
-	b := newUnstarted(z, record{Slot: z.slot, PID: z.pid, Start: z.start, Generation: id.Generation, Seed: id.Seed, Calls: s.Calls, Before: s.Commands, Wire: z.h.cfg.wire})
+	b := newUnstarted(z, record{Slot: z.slot, PID: z.pid, Start: z.start, Generation: id.Generation, Seed: id.Seed, Calls: s.Calls, Before: s.Commands, Wire: z.h.cfg.wire, Program: ProgramDigest()})
 	b.held = true
 	if err := b.rejoin(ctx); err != nil {
 		return nil, err

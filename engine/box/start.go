@@ -111,7 +111,7 @@ func (z *zygote) attach(ctx context.Context, root Root, id Identity) (*box, erro
 	}
 	z.wire.SetReadDeadline(time.Time{})
 	z.releaseStage()
-	return newBox(z, record{Slot: z.slot, PID: z.pid, Start: z.start, Generation: id.Generation, Seed: id.Seed, Calls: id.Limits.Calls, Wire: z.h.cfg.wire}), nil
+	return newBox(z, record{Slot: z.slot, PID: z.pid, Start: z.start, Generation: id.Generation, Seed: id.Seed, Calls: id.Limits.Calls, Wire: z.h.cfg.wire, Program: ProgramDigest()}), nil
 }
 
 // putGeneration puts what a box's programs read as /run/box/generation into its control folder.
@@ -138,8 +138,9 @@ type record struct {
 	Generation string         `json:"generation,omitempty"`
 	Seed       string         `json:"seed,omitempty"`
 	Calls      seccomp.Groups `json:"calls,omitempty"`
-	Before     uint64         `json:"before,omitempty"` // commands that pid 1 had counted when it was saved
-	Wire       int            `json:"wire,omitempty"`   // that its pid 1 speaks; none: 1
+	Before     uint64         `json:"before,omitempty"`  // commands that pid 1 had counted when it was saved
+	Wire       int            `json:"wire,omitempty"`    // that its pid 1 speaks; none: 1
+	Program    string         `json:"program,omitempty"` // see Box.Program
 	// Channels of the sessions that were restored, by their numbers: see Session.inodes.
 	Channels map[int][3]uint64 `json:"channels,omitempty"`
 }

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxwood-rl/boxwood/engine"
+	"github.com/boxwood-rl/boxwood/engine/box"
 	"github.com/boxwood-rl/boxwood/internal/testenv"
 	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 )
@@ -416,5 +418,44 @@ func TestHalvesAreOfOneInstant(t *testing.T) {
 			t.Errorf("node %s: %s", node, got)
 		}
 		free(t, d, child)
+	}
+}
+
+// If it fails, a sandbox that outlived the daemon of another release, whose pid 1 is another program, is saved as if it were of this
+// one, and no child can be made of what says that it is captured.
+func TestABoxOfAnotherReleaseIsNotDumped(t *testing.T) {
+	testenv.Require(t, testenv.Root, testenv.BPF, testenv.Btrfs, testenv.CRIU)
+	for _, c := range []struct{ name, program string }{{"that says so", `"program":"0123456789abcdef"`}, {"of before they did", `"before":0`}} {
+		t.Run(c.name, func(t *testing.T) {
+			d := startDaemon(t, "")
+			d.importRoot(t)
+			_, sb := d.newTree(t)
+			d.saved(t, d.run(t, sb.GetId(), countStart).GetNode().GetId())
+			d.kill()
+			births, err := engine.Births(engine.FindRunDir(d.dir))
+			if err != nil || len(births) != 1 {
+				t.Fatal(births, err)
+			}
+			text, err := os.ReadFile(births[0].Path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			other := strings.Replace(string(text), fmt.Sprintf(`"program":%q`, box.ProgramDigest()), c.program, 1)
+			if other == string(text) {
+				t.Fatalf("%s doesn't say which program its pid 1 is", text)
+			}
+			if err := os.WriteFile(births[0].Path, []byte(other), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			d = startDaemon(t, d.dir)
+			r := d.run(t, sb.GetId(), countAsk)
+			if got := string(r.GetNode().GetObservation().GetStdout()); got != "1 hello\n" {
+				t.Fatalf("its server says %q", got)
+			}
+			n := d.captured(t, r.GetNode().GetId())[0]
+			if n.GetCapture() != boxwoodv1.CaptureStatus_CAPTURE_STATUS_WITHHELD || !strings.Contains(n.GetWithheldReason(), "another version of Boxwood") {
+				t.Fatalf("a turn of it: %v, %s", n.GetCapture(), n.GetWithheldReason())
+			}
+		})
 	}
 }
