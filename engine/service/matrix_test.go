@@ -716,7 +716,7 @@ func (w *world) killedAtRandom() {
 			}
 		})
 	}
-	kill := time.NewTimer(time.Duration(50+w.rnd.IntN(1200)) * time.Millisecond)
+	kill := time.NewTimer(time.Duration(50+w.rnd.IntN(1200)) * time.Millisecond * time.Duration(max(1, *crashMany/8))) // so that each of them gets somewhere
 	<-kill.C
 	cancel()
 	_ = d.cmd.Process.Kill() // the connection stays until the calls have failed
