@@ -226,8 +226,9 @@ func (z *zygote) reconnect(ctx context.Context, r record) (_ *box, err error) {
 	if err := z.h.awaitGuard(ctx, z.slot); err != nil {
 		return nil, err
 	}
-	// A box that was left frozen couldn't answer, and one that was restored hadn't been let go.
-	if err := errors.Join(cgroup.Thaw(z.group.Dir), cgroup.Thaw(z.group.Run)); err != nil {
+	// A box that was left frozen couldn't answer, one that was restored hadn't been let go, and a session may have been about
+	// to be interrupted.
+	if err := cgroup.ThawAll(z.group.Dir); err != nil {
 		return nil, err
 	}
 	if z.wire, err = dial(z.h.controlDir(z.slot)); err != nil {

@@ -293,14 +293,77 @@ func headless(pid int) bool {
 }
 
 // Freeze stops every process in a v2 group and below, and returns when they are. If they aren't in time, none stays stopped.
+//
+// Of a group that has processes as well as groups below it, the kernel says that it is frozen as soon as either are (Linux
+// 5.2 to 6.18 at least: it looks at the one when the last of the other stops, and never at both). What it says is true if
+// all below was frozen before: so the leaves come first, and then what holds them.
 func Freeze(ctx context.Context, dir string) error {
-	if err := BeginFreeze(dir); err != nil {
-		return err
+	told, err := freezeBelow(ctx, dir)
+	if err == nil {
+		if err = BeginFreeze(dir); err == nil {
+			err = Await(ctx, dir, "frozen", 1)
+		}
+		if err != nil {
+			told = append(told, dir)
+		}
 	}
-	if err := Await(ctx, dir, "frozen", 1); err != nil {
-		return errors.Join(err, Thaw(dir))
+	for _, d := range told { // dir holds them now, so that to thaw it is enough
+		err = errors.Join(err, Thaw(d))
 	}
-	return nil
+	return err
+}
+
+// freezeBelow freezes the groups below one, but not that one, and returns those that it has told to.
+func freezeBelow(ctx context.Context, dir string) (told []string, err error) {
+	if !freezesLeavesFirst {
+		return nil, nil
+	}
+	dirs, err := below(dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range dirs {
+		more, err := freezeBelow(ctx, d)
+		told = append(told, more...)
+		if err != nil {
+			return told, err
+		}
+		var set [2]byte
+		if _, err := readFile(d+"/cgroup.freeze", set[:]); err != nil {
+			return told, err
+		}
+		if set[0] == '1' {
+			continue // by somebody else, who thaws it
+		}
+		if err := BeginFreeze(d); err != nil {
+			return told, err
+		}
+		told = append(told, d)
+	}
+	for _, d := range dirs {
+		if err := Await(ctx, d, "frozen", 1); err != nil {
+			return told, err
+		}
+	}
+	return told, nil
+}
+
+// below lists the groups right below one.
+func below(dir string) (dirs []string, err error) {
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return nil, fmt.Errorf("looking into the cgroup %s: %w", dir, err)
+	}
+	if st.Nlink == 2 {
+		return nil, nil
+	}
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		if e.IsDir() {
+			dirs = append(dirs, dir+"/"+e.Name())
+		}
+	}
+	return dirs, err
 }
 
 // BeginFreeze is Freeze without the waiting.
@@ -322,6 +385,17 @@ func Move(dir string, pid int) error { return write(dir+"/cgroup.procs", strconv
 
 // Thaw lets them go on.
 func Thaw(dir string) error { return write(dir+"/cgroup.freeze", "0") }
+
+// ThawAll thaws a group and all below it, whoever has frozen them.
+func ThawAll(dir string) error {
+	err := Thaw(dir)
+	dirs, lerr := below(dir)
+	err = errors.Join(err, lerr)
+	for _, d := range dirs {
+		err = errors.Join(err, ThawAll(d))
+	}
+	return err
+}
 
 // Await waits until a field of cgroup.events has a value. The file's poll(2)
 // tells of changes.

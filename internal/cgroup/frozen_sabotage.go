@@ -1,0 +1,5 @@
+//go:build sabotage_frozen
+
+package cgroup
+
+const freezesLeavesFirst = false
