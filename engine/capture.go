@@ -177,7 +177,7 @@ func (e *Engine) captureBoth(ctx context.Context, b *body, n *tree.Node, row *st
 	tried := time.Now()
 	frozenAt := tried
 	pending, seen, err := e.snapshotFrozen(ctx, b, half, id, row)
-	for wait := 5 * time.Millisecond; errors.As(err, new(passing)) && time.Since(tried) < passingPatience; wait *= 2 {
+	for try, wait := 1, 5*time.Millisecond; errors.As(err, new(passing)) && (try < passingTries || time.Since(tried) < passingPatience); try, wait = try+1, 2*wait {
 		if err := pause(ctx, wait); err != nil {
 			return nil, nil, time.Time{}, fmt.Errorf("waiting for what passes: %w", err)
 		}

@@ -169,6 +169,9 @@ func (s *dumpSaving) freeze(ctx context.Context) error {
 	if err != nil {
 		return s.unharmed(err, was)
 	}
+	if err := failpoint.Hit("dump saved"); err != nil {
+		return err
+	}
 	if err := s.stoodStill(was); err != nil {
 		return errors.Join(err, os.RemoveAll(images))
 	}
@@ -179,10 +182,7 @@ func (s *dumpSaving) freeze(ctx context.Context) error {
 	if err := s.write("witness.json", was); err != nil {
 		return err
 	}
-	if err := s.write("dump.json", dumpFile{saved, box.ProgramDigest(), told}); err != nil {
-		return err
-	}
-	return failpoint.Hit("dump saved")
+	return s.write("dump.json", dumpFile{saved, box.ProgramDigest(), told})
 }
 
 // unsavable refuses what CRIU would lose without a word.
@@ -216,8 +216,12 @@ type passing struct{ error }
 
 func (p passing) Unwrap() error { return p.error }
 
-// passingPatience is how long a capture tries again for. A program that stays as it is withholds the node.
-const passingPatience = 500 * time.Millisecond
+// A capture tries passingTries times, however long that takes, and again for passingPatience. A program that stays as it
+// is withholds the node.
+const (
+	passingTries    = 3
+	passingPatience = 500 * time.Millisecond
+)
 
 // inPassing says what of a frozen box can't be made again now, and can be soon: a group in the foreground that
 // is gone, which nobody can put there, and the name of a connection whose other end is closed.
@@ -271,15 +275,14 @@ func lookOnce(b box.Box) (*witness.State, error) {
 	return witness.Of(b.PID1(), pids)
 }
 
-// stoodStill looks once more, after the dump: what was seen before is true of it only if nothing ran in between. A group can say that it
-// is frozen while one of its processes still has a fork or an exec under way (seen on Linux 6.18, in restored sandboxes
-// alone, once in some hundred dumps); then the dump is made again.
+// stoodStill looks once more, after the dump: what was seen before is true of it only if nothing ran in between. A process that
+// did has the dump made again. A freeze that was no freeze was found by this (see cgroup.Freeze); it is kept for the next one.
 func (s *dumpSaving) stoodStill(was *witness.State) error {
 	d, err := sinceFrozen(s.b.box, was)
 	if err != nil {
 		return fmt.Errorf("looking again: %w", err)
 	}
-	if len(d) > 0 {
+	if len(d) > 0 && looksAgain {
 		s.k.e.log.Warn("a process ran while it was saved", "generation", s.b.gen, "differences", d[:min(len(d), 3)])
 		return passing{fault.New(fault.Precondition, "not_frozen", "a process ran while it was saved: %s", d[0])}
 	}

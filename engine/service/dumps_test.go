@@ -13,6 +13,7 @@ import (
 
 	"github.com/boxwood-rl/boxwood/engine"
 	"github.com/boxwood-rl/boxwood/engine/box"
+	"github.com/boxwood-rl/boxwood/internal/cgroup"
 	"github.com/boxwood-rl/boxwood/internal/testenv"
 	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 )
@@ -458,4 +459,76 @@ func TestABoxOfAnotherReleaseIsNotDumped(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What runs while a dump is made, as it may where a freeze is none, is in neither half of a node: the dump is made again. The
+// daemon stops between the dump and its second look, and the sandbox runs meanwhile.
+func TestADumpInWhichAProcessRanIsMadeAgain(t *testing.T) {
+	testenv.Require(t, testenv.CRIU)
+	d := running(t)
+	_, sb := d.newTree(t)
+	if answer, _ := d.tell("stop 1 dump saved"); answer != "armed <nil>" {
+		t.Fatal(answer)
+	}
+	goOn := func() { _ = d.cmd.Process.Signal(syscall.SIGCONT) }
+	defer goOn()
+	ran := make(chan string, 1)
+	go func() {
+		defer close(ran)
+		ran <- d.run(t, sb.GetId(), `(while :; do n=$((n+1)); echo $n >>/counted-on; sleep 0.01; done) >/dev/null 2>&1 &`).GetNode().GetId()
+	}()
+	until(t, "the daemon stops", func() bool {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", d.cmd.Process.Pid))
+		return err == nil && strings.Contains(string(stat), ") T ")
+	})
+	pid, group := d.groupOf(t, "/counted-on")
+	lines := func() int {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/root/counted-on", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Count(string(text), "\n")
+	}
+	was := lines()
+	if err := cgroup.Thaw(group); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "it counts", func() bool { return lines() > was+2 })
+	if err := cgroup.Freeze(ctx(t), group); err != nil {
+		t.Fatal(err)
+	}
+	goOn()
+	node := <-ran
+	d.saved(t, node)
+	child := d.fork(t, node, 1)[0]
+	if got := d.ok(t, child.GetId(), `n=$(($(wc -l </counted-on)+5)); until [ $(wc -l </counted-on) -ge $n ]; do :; done; [ "$(head -n $n /counted-on)" = "$(seq $n)" ] || echo it counted otherwise`); got != "" {
+		t.Error(got)
+	}
+	free(t, d, child, sb)
+}
+
+// groupOf finds a process of a sandbox by what is in its command line, and its sandbox's v2 group.
+func (d *daemon) groupOf(t testing.TB, command string) (pid int, dir string) {
+	t.Helper()
+	mounts, err := cgroup.FindMounts("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := "/boxwood-test-" + filepath.Base(d.dir) + "/"
+	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range lines {
+		if line, err := os.ReadFile(file); err != nil || !strings.Contains(string(line), command) {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Dir(file) + "/cgroup")
+		_, in, ok := strings.Cut(string(text), "0::"+root)
+		if err != nil || !ok {
+			continue
+		}
+		slot, _, _ := strings.Cut(in, "/")
+		pid, _ = strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		return pid, mounts.V2 + root + slot
+	}
+	t.Fatalf("no sandbox has a process with %q", command)
+	return 0, ""
 }

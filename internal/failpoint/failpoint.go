@@ -1,5 +1,6 @@
 // Package failpoint lets a test break an operation between two of its steps: by an
-// error (that of a full disk, too), a panic, or the end of the process as kill -9 brings it.
+// error (that of a full disk, too), a panic, or the end of the process as kill -9 brings it. Or the process
+// stops there, until the test has done what is to be done between them.
 //
 // A step calls Hit with its name. Unless a test has armed one, that is a single
 // atomic load; no flag, variable or call of the service arms any.
@@ -41,6 +42,7 @@ const (
 	Panic How = "panic"
 	Kill  How = "kill"
 	Full  How = "full" // an error of a disk that has no space just then
+	Stop  How = "stop" // by SIGSTOP; it goes on with SIGCONT as if nothing had been
 )
 
 type plan struct {
@@ -54,7 +56,7 @@ var armed atomic.Pointer[plan]
 // Arm breaks a step when it is hit for the nth time from now on (1: the first), once.
 // Only tests call it.
 func Arm(step string, how How, nth int) error {
-	if !slices.Contains(Steps, step) || nth < 1 || !slices.Contains([]How{Error, Panic, Kill, Full}, how) {
+	if !slices.Contains(Steps, step) || nth < 1 || !slices.Contains([]How{Error, Panic, Kill, Full, Stop}, how) {
 		return fault.New(fault.Invalid, "bad_failpoint", "there is no way to break %q by %q at hit %d", step, how, nth)
 	}
 	p := &plan{step: step, how: how}
@@ -101,6 +103,9 @@ func (p *plan) hit(step string) error {
 	case Kill:
 		_ = syscall.Kill(syscall.Getpid(), syscall.SIGKILL)
 		select {} // nothing runs on after it
+	case Stop:
+		_ = syscall.Kill(syscall.Getpid(), syscall.SIGSTOP)
+		return nil
 	case Panic:
 		panic("failpoint " + step)
 	case Full:

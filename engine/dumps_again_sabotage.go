@@ -1,0 +1,5 @@
+//go:build sabotage_still
+
+package engine
+
+const looksAgain = false
