@@ -152,20 +152,31 @@ func (l *layers) open(o Options) error {
 	if err != nil {
 		return err
 	}
-	if l.upper, err = openBelow(tree, top, o.Upper); err != nil {
+	if l.upper, err = openBelow(tree, top, o.Upper); shared && errors.Is(err, unix.EXDEV) {
+		top, shared = filepath.Dir(o.Upper), false
+		if tree, err = l.clone(top, o.UserNS); err != nil {
+			return err
+		}
+		l.upper, err = openBelow(tree, top, o.Upper)
+	}
+	if err != nil {
 		return err
 	}
 	if l.work, err = openBelow(tree, top, o.Work); err != nil {
 		return err
 	}
 	for _, path := range o.Lower {
-		if !shared {
-			top = path
-			if tree, err = l.clone(top, o.UserNS); err != nil {
-				return err
-			}
+		fd, err := -1, error(unix.EXDEV)
+		if shared {
+			fd, err = openBelow(tree, top, path)
 		}
-		fd, err := openBelow(tree, top, path)
+		if errors.Is(err, unix.EXDEV) {
+			own, cerr := l.clone(path, o.UserNS)
+			if cerr != nil {
+				return cerr
+			}
+			fd, err = openBelow(own, path, path)
+		}
 		if err != nil {
 			return err
 		}
@@ -174,13 +185,16 @@ func (l *layers) open(o Options) error {
 	return nil
 }
 
-// openBelow opens path by its name below top, whose mount was cloned as tree.
+// openBelow opens path by its name below top, whose mount was cloned as tree. It never leaves that clone, whose ids are mapped: a
+// path that a symbolic link leads out of it is EXDEV.
 func openBelow(tree int, top, path string) (int, error) {
 	name := strings.TrimPrefix(strings.TrimPrefix(path, top), "/")
 	if name == "" {
 		name = "."
 	}
-	fd, err := unix.Openat(tree, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	fd, err := unix.Openat2(tree, name, &unix.OpenHow{
+		Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_XDEV,
+	})
 	if err != nil {
 		return -1, fmt.Errorf("opening layer %s: %w", path, err)
 	}

@@ -1,6 +1,7 @@
 package overlay_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -217,6 +218,40 @@ func threadsWithOtherIDs(t *testing.T) (strange []string) {
 		}
 	}
 	return strange
+}
+
+// Symbolic links above the folders change nothing. If it fails, a layer is mounted without its ids: nothing in it is root's in the
+// sandbox, and its folders can't be written to.
+func TestLayersBehindLinks(t *testing.T) {
+	testenv.Require(t, testenv.Root)
+	for name, relink := range map[string]func(o *overlay.Options, link func(string) string){
+		"a layer": func(o *overlay.Options, link func(string) string) { o.Lower[0] = link(o.Lower[0]) },
+		"changes": func(o *overlay.Options, link func(string) string) {
+			o.Upper, o.Work = link(o.Upper), link(o.Work)
+		},
+		"all": func(o *overlay.Options, link func(string) string) {
+			o.Lower[0], o.Lower[1], o.Upper, o.Work = link(o.Lower[0]), link(o.Lower[1]), link(o.Upper), link(o.Work)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := stack(t)
+			o.UserNS, o.IDBase = overlaytest.MustUserNS(t, base), base
+			links := t.TempDir()
+			relink(&o, func(path string) string {
+				link := filepath.Join(links, filepath.Base(filepath.Dir(path)))
+				if err := os.Symlink(filepath.Dir(path), link); err != nil && !errors.Is(err, os.ErrExist) {
+					t.Fatal(err)
+				}
+				return filepath.Join(link, filepath.Base(path))
+			})
+			m, err := overlay.Mount(o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer m.Close()
+			check(t, m, o, base)
+		})
+	}
 }
 
 func TestMountRefuses(t *testing.T) {
