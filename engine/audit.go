@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -261,9 +260,8 @@ func (e *Engine) compareHalves(ctx context.Context, b *body, n *tree.Node, was, 
 func (e *Engine) keepCase(name string, v any) string {
 	dir := filepath.Join(e.cfg.StateDir, "audit")
 	path := filepath.Join(dir, name+".json")
-	data, err := json.MarshalIndent(v, "", "  ")
+	data, err := e.secrets.all().maskedJSON(v)
 	if err == nil {
-		data = e.secrets.all().mask(data)
 		if err = os.MkdirAll(dir, 0o700); err == nil {
 			err = os.WriteFile(path, data, 0o600)
 		}

@@ -239,6 +239,7 @@ func New(ctx context.Context, parts Parts, cfg Config) (*Engine, error) {
 	if e.secrets, err = openSecrets(cfg.RunDir); err != nil {
 		return nil, err
 	}
+	e.log = e.Veiled(e.log)
 	if err := e.reconcile(ctx); err != nil {
 		return nil, err
 	}

@@ -450,7 +450,7 @@ func (e *Engine) materialise(ctx context.Context, b *birth) error {
 // embody makes a body that nobody watches yet, and that stands at no checkpoint
 // of a tree yet: a clone, checked against its
 // seal, and a box with it as its root in which the processes of state run. row, if
-// any, is told how long that took. w is what the scheduler is told of it: whose it is, and whether somebody waits.
+// any, is told how long that took. w is what the scheduler is told of it: which tree's it is, and whether somebody waits.
 func (e *Engine) embody(ctx context.Context, w sched.Work, ck *tree.Checkpoint, state *tree.ProcessState, gen ids.Generation, seed string, limits tree.Limits, row *stats.ForkRow) (_ *body, err error) {
 	w.Deadline, _ = ctx.Deadline()
 	var began, cloned time.Time
@@ -483,7 +483,7 @@ func (e *Engine) embody(ctx context.Context, w sched.Work, ck *tree.Checkpoint, 
 	}
 	var attaching time.Time
 	id := identity(gen, seed, limits)
-	made := &body{gen: gen, hostname: id.Hostname, upper: upper, seed: seed, limits: limits}
+	made := &body{gen: gen, hostname: id.Hostname, upper: upper, seed: seed, limits: limits, trees: []ids.Tree{ck.Tree, ids.Tree(w.Tenant)}}
 	err = inLine(ctx, e.attaches, w, ck.Node, func() error {
 		attaching = time.Now()
 		if err := e.startHalf(ctx, made, box.Root{Lower: upper.Layers, Upper: upper.Dir, Work: upper.Work}, id, state); err != nil {

@@ -70,6 +70,8 @@ type body struct {
 	// that were given some run here, or did.
 	hides  func() *veil
 	secret bool
+	// trees whose secrets its sessions may be given again: that in which they were saved, and its own.
+	trees []ids.Tree
 }
 
 func newSandbox(r *tree.Sandbox, d tree.Defaults) *sandbox {

@@ -50,14 +50,16 @@ type secret struct {
 type secrets struct {
 	path string // empty: memory alone
 
+	// A reference is good in the trees whose processes were given the secret, and in those that were started from their nodes. An
+	// archive brings references along, and who has it may have been given none.
 	mu    sync.Mutex
 	trees map[ids.Tree]*veil
-	byRef map[string]secret
+	union *veil // of all trees, as far as known
 }
 
 // openSecrets reads what an earlier daemon has left for the sandboxes that live on.
 func openSecrets(runDir string) (*secrets, error) {
-	s := &secrets{trees: map[ids.Tree]*veil{}, byRef: map[string]secret{}}
+	s := &secrets{trees: map[ids.Tree]*veil{}}
 	if !onTmpfs(runDir) {
 		return s, nil
 	}
@@ -75,9 +77,6 @@ func openSecrets(runDir string) (*secrets, error) {
 	}
 	for t, list := range kept {
 		s.trees[t] = newVeil(list)
-		for _, one := range list {
-			s.byRef[one.Ref] = one
-		}
 	}
 	return s, nil
 }
@@ -120,10 +119,15 @@ func (s *secrets) of(t ids.Tree) *veil {
 func (s *secrets) all() *veil {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.byRef) == 0 {
-		return nil
+	if len(s.trees) == 0 || s.union != nil {
+		return s.union
 	}
-	return newVeil(slices.Collect(maps.Values(s.byRef)))
+	var list []secret
+	for _, v := range s.trees {
+		list = append(list, v.secrets()...)
+	}
+	s.union = newVeil(list)
+	return s.union
 }
 
 // give makes secrets of a tree known, before anything has them.
@@ -155,16 +159,13 @@ func (s *secrets) put(t ids.Tree, list []secret) error {
 		return fault.New(fault.Exhausted, "too_many_secrets", "tree %s has had %d secrets, and %d more would pass the limit of %d", t, len(was.secrets()), len(list)-len(was.secrets()), maxSecrets).
 			WithHint("give the same value again where you can; it counts once")
 	}
-	s.trees[t] = newVeil(list)
+	s.trees[t], s.union = newVeil(list), nil
 	if err := s.keep(); err != nil {
 		s.trees[t] = was
 		if was == nil {
 			delete(s.trees, t)
 		}
 		return err
-	}
-	for _, one := range list {
-		s.byRef[one.Ref] = one
 	}
 	return nil
 }
@@ -185,10 +186,11 @@ func (s *secrets) retain(there func(ids.Tree) bool) error {
 	if len(s.trees) == before {
 		return nil
 	}
+	s.union = nil
 	return s.keep()
 }
 
-// supply makes good the references of a kept description that nobody knows any more, with the values that a
+// supply makes good the references of a kept description that its tree doesn't know, with the values that a
 // client gives again by their names.
 func (s *secrets) supply(t ids.Tree, content []byte, env map[string]string) error {
 	if err := checkSecrets(env); err != nil {
@@ -198,29 +200,32 @@ func (s *secrets) supply(t ids.Tree, content []byte, env map[string]string) erro
 	defer s.mu.Unlock()
 	list := s.trees[t].secrets()
 	for _, r := range references(content) {
-		if value, given := env[r.Name]; given && s.byRef[r.Ref].Ref == "" {
+		if value, given := env[r.Name]; given && !slices.ContainsFunc(list, func(one secret) bool { return one.Ref == r.Ref }) {
 			list = append(list, secret{r.Ref, r.Name, value})
 		}
 	}
 	return s.put(t, list)
 }
 
-// held is what hides exactly the secrets that a description refers to.
-func (s *secrets) held(content []byte) (*veil, error) {
+// held is what hides exactly the secrets that a description refers to, as far as these trees know them.
+func (s *secrets) held(content []byte, by ...ids.Tree) (*veil, error) {
 	refs := references(content)
 	if len(refs) == 0 {
 		return nil, nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var list []secret
+	var known, list []secret
+	for _, t := range by {
+		known = append(known, s.trees[t].secrets()...)
+	}
 	for _, r := range refs {
-		one, known := s.byRef[r.Ref]
-		if !known {
+		i := slices.IndexFunc(known, func(one secret) bool { return one.Ref == r.Ref })
+		if i < 0 {
 			return nil, fault.New(fault.Precondition, "secret_unknown", "a session of this node held the secret %s, which isn't known any more", r.Name).
 				WithHint("give it again: fork with secret_env={%q: ...}", r.Name)
 		}
-		list = append(list, one)
+		list = append(list, known[i])
 	}
 	return newVeil(list), nil
 }

@@ -1,7 +1,10 @@
 package engine
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -64,7 +67,7 @@ func TestSecretsInAShellsWords(t *testing.T) {
 
 // What CRIU and the comparisons say of processes has command lines and environments in it.
 func TestFailuresHideSecrets(t *testing.T) {
-	e := &Engine{secrets: &secrets{trees: map[ids.Tree]*veil{}, byRef: map[string]secret{}}}
+	e := &Engine{secrets: &secrets{trees: map[ids.Tree]*veil{}}}
 	if err := e.secrets.give("tr_a", map[string]string{"TOKEN": `quoted "value" of it`}); err != nil {
 		t.Fatal(err)
 	}
@@ -80,5 +83,43 @@ func TestFailuresHideSecrets(t *testing.T) {
 	kept := e.keepCase("case", []string{"TOKEN=quoted \"value\" of it"})
 	if text, err := os.ReadFile(kept); err != nil || strings.Contains(string(text), "value") {
 		t.Errorf("the case is %s, %v", text, err)
+	}
+}
+
+// No line of a log and no case shows a secret, wherever in it and however it is written there.
+func TestLogsAndCasesHideSecrets(t *testing.T) {
+	const value = "key=<a>&b\x01\u2028c" // all of which JSON writes otherwise
+	e := &Engine{secrets: &secrets{trees: map[ids.Tree]*veil{}}}
+	var out bytes.Buffer
+	text, js := e.Veiled(slog.New(slog.NewTextHandler(&out, nil))), e.Veiled(slog.New(slog.NewJSONHandler(&out, nil)))
+	say := func() (said string) {
+		for _, log := range []*slog.Logger{text, js} {
+			out.Reset()
+			log.With("early", "before "+value).WithGroup("g").Error("message "+value, "error", fmt.Errorf("wrapped: %w", errors.New(value)), "list", []string{"a", value},
+				"bytes", []byte(value), "number", 5, slog.Group("inner", "deep", value), "any", struct{ A string }{value})
+			said += out.String()
+		}
+		return said
+	}
+	if n := strings.Count(say(), "key="); n != 13 {
+		t.Fatalf("what is known to be no secret shows %d times", n)
+	}
+	if err := e.secrets.give("tr_a", map[string]string{"TOKEN": value}); err != nil {
+		t.Fatal(err)
+	}
+	said := say()
+	if strings.Contains(said, "key=") || strings.Count(said, "[secret TOKEN]") != 14 || strings.Count(said, "number") != 2 {
+		t.Errorf("the log says %s", said)
+	}
+	e.cfg.StateDir = t.TempDir()
+	kept := e.keepCase("case", map[string]any{"a " + value: []any{1, value, nil, struct{ B []string }{[]string{value}}}})
+	if content, err := os.ReadFile(kept); err != nil || strings.Contains(string(content), "key=") || strings.Count(string(content), "[secret TOKEN]") != 3 {
+		t.Errorf("the case is %s, %v", content, err)
+	}
+	if err := e.secrets.retain(func(ids.Tree) bool { return false }); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(say(), "key="); n != 13 {
+		t.Errorf("what is forgotten with its tree shows %d times", n)
 	}
 }

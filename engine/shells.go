@@ -433,7 +433,7 @@ func (k shellsKeeper) start(ctx context.Context, b *body, root box.Root, id box.
 	if len(all) == 0 {
 		return errVault(state, fmt.Errorf("it has no sessions"))
 	}
-	hide, err := k.e.secrets.held(content)
+	hide, err := k.e.secrets.held(content, b.trees...)
 	if err != nil {
 		return err
 	}

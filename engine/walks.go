@@ -225,6 +225,7 @@ func (e *Engine) compareFiles(ctx context.Context, b *body, ck *tree.Checkpoint)
 		return nil
 	}
 	e.walks.count(&e.walks.differed)
+	e.secrets.all().maskTexts(d)
 	kept := e.keepCase(string(ck.ID), struct {
 		Checkpoint  *tree.Checkpoint
 		Generation  ids.Generation

@@ -218,6 +218,31 @@ func TestSecretsAreKeptNowhere(t *testing.T) {
 		}
 	}
 
+	// An archive of it has the references, which are good for nothing in a tree that was given no secret: it would show what it
+	// isn't known to have.
+	came, err := d.imports(t, d.export(t, &boxwoodv1.ExportTreeRequest{TreeId: tree}), &boxwoodv1.ImportTreeStart{NewIds: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	copied := d.nodesOf(t, came.GetTree().GetId())
+	last := copied[len(copied)-1]
+	if last.GetProcessKind() != shellsKind {
+		t.Fatalf("the last node of the copy has process state %v", last.GetProcessKind())
+	}
+	of := []*boxwoodv1.ForkRequest_Want{{From: &boxwoodv1.ForkRequest_Want_NodeId{NodeId: last.GetId()}, Count: 1}}
+	if r := d.tryFork(t, &boxwoodv1.ForkRequest{Wants: of})[0]; r.GetError().GetReason() != "secret_unknown" {
+		t.Errorf("a fork of an imported node, whose tree was given no secret, came to %v", r)
+	}
+	given := d.tryFork(t, &boxwoodv1.ForkRequest{SecretEnv: env, Wants: of})[0]
+	if given.GetError() != nil {
+		t.Fatal(given.GetMessage())
+	}
+	check(given.GetSandbox().GetId())
+	shown.everywhere(t, d, came.GetTree().GetId())
+	if _, err := d.client.CloseTree(ctx(t), &boxwoodv1.CloseTreeRequest{TreeId: came.GetTree().GetId()}); err != nil {
+		t.Error(err)
+	}
+
 	shown.everywhere(t, d, tree)
 	shown.under(t, d.dir)
 
