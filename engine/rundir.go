@@ -39,8 +39,8 @@ func runDirs(state string) []string {
 // one that it would make; it makes none.
 func FindRunDir(state string) string {
 	places := runDirs(state)
-	for _, dir := range places {
-		if _, err := os.Lstat(filepath.Join(dir, "boxes")); err == nil {
+	for i, dir := range places {
+		if _, err := os.Lstat(filepath.Join(dir, "boxes")); err == nil && (i == len(places)-1 || ours(dir)) {
 			return dir
 		}
 	}
@@ -60,6 +60,10 @@ func ownFolder(dir string) bool {
 	if err := os.Mkdir(dir, 0o700); err != nil && !os.IsExist(err) {
 		return false
 	}
+	return ours(dir)
+}
+
+func ours(dir string) bool {
 	var st syscall.Stat_t
 	return syscall.Lstat(dir, &st) == nil && st.Mode&syscall.S_IFMT == syscall.S_IFDIR &&
 		st.Mode&0o077 == 0 && int(st.Uid) == os.Geteuid()

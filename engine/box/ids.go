@@ -31,6 +31,15 @@ func openBlocks(dir, runDir string) (*idBlocks, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("making the folder in which the daemons of a host share ids out: %w", err)
 	}
+	// Anybody may make a folder beside it, and could lead what is written there to a file of root's.
+	var st unix.Stat_t
+	if err := unix.Lstat(dir, &st); err != nil {
+		return nil, fmt.Errorf("opening the folder in which the daemons of a host share ids out: %w", err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR || int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0 {
+		return nil, fault.New(fault.Precondition, "foreign_folder", "%s, in which the daemons of a host share ids out, is somebody else's", dir).
+			WithHint("find out whose it is, and remove it")
+	}
 	return &idBlocks{dir: dir, runDir: runDir}, nil
 }
 
@@ -40,7 +49,7 @@ func (b *idBlocks) take(block int) (bool, error) {
 		return true, nil
 	}
 	path := filepath.Join(b.dir, strconv.Itoa(block))
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return false, fmt.Errorf("taking a block of ids: %w", err)
 	}

@@ -82,3 +82,33 @@ func TestOneDaemonHasACgroup(t *testing.T) {
 	must(t, one, "true")
 	must(t, two, "true")
 }
+
+// The folder lies where anybody may make one: what is somebody else's, or a link, is left alone, and a link in it leads nowhere.
+func TestIDsAreSharedOutInAFolderOfOnesOwn(t *testing.T) {
+	dir := t.TempDir()
+	foreign, open, link, own := filepath.Join(dir, "foreign"), filepath.Join(dir, "open"), filepath.Join(dir, "link"), filepath.Join(dir, "own")
+	victim := filepath.Join(dir, "victim")
+	for _, err := range []error{
+		os.Mkdir(foreign, 0o700), os.Chown(foreign, 1000, 1000), os.Mkdir(open, 0o700), os.Chmod(open, 0o777), os.Symlink(dir, link),
+		os.Mkdir(own, 0o700), os.WriteFile(victim, []byte("kept"), 0o600), os.Symlink(victim, filepath.Join(own, "0")),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, bad := range []string{foreign, open, link} {
+		if _, err := openBlocks(bad, dir); fault.As(err) == nil || fault.As(err).Reason != "foreign_folder" {
+			t.Errorf("%s: %v", bad, err)
+		}
+	}
+	b, err := openBlocks(own, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.take(0); err == nil {
+		t.Error("a link is taken for a block")
+	}
+	if text, err := os.ReadFile(victim); err != nil || string(text) != "kept" {
+		t.Errorf("the file that it leads to has %q, %v", text, err)
+	}
+}
