@@ -17,16 +17,28 @@ import (
 )
 
 // cgroups starts a process in a fresh v2 group, freezes it and says where the
-// limits of memory, pids and cpu come from.
+// limits of memory, pids and cpu come from; and whether there is an io controller.
 func cgroups(ctx context.Context) []finding {
 	found, err := cgroup.FindMounts("/proc/self/mountinfo")
 	if fault.Is(err, fault.Unsupported) {
-		return []finding{no("%v (%s)", err, fault.As(err).Hint)}
+		return []finding{no("%v (%s)", err, fault.As(err).Hint), unknown("not tried: it is in v2")}
 	}
 	if err != nil {
-		return []finding{unknown("%v", err)}
+		return []finding{unknown("%v", err), unknown("not tried")}
 	}
 	available := strings.Fields(readString(filepath.Join(found.V2, "cgroup.controllers")))
+	return []finding{groupLimits(ctx, found, available), ioController(found, available)}
+}
+
+// ioController says whether a group of v2 can be held to a share of the disk. What v1 throttles doesn't see what is written back later.
+func ioController(found cgroup.Mounts, available []string) finding {
+	if slices.Contains(available, "io") {
+		return yes("io is in v2 at %s", found.V2)
+	}
+	return no("v2 at %s has no io", found.V2)
+}
+
+func groupLimits(ctx context.Context, found cgroup.Mounts, available []string) finding {
 	mode, where := "pure v2", "v2 at "+found.V2
 	var missing []string
 	for _, controller := range []string{"memory", "pids", "cpu"} {
@@ -41,12 +53,12 @@ func cgroups(ctx context.Context) []finding {
 		mode, where = "hybrid", where+", "+controller+" at "+path
 	}
 	if len(missing) > 0 {
-		return []finding{no("%s, but no controller for %s in v2 or v1", where, strings.Join(missing, ", "))}
+		return no("%s, but no controller for %s in v2 or v1", where, strings.Join(missing, ", "))
 	}
 	if err := freezeOne(ctx, found.V2); err != nil {
-		return []finding{refusal(where, err)}
+		return refusal(where, err)
 	}
-	return []finding{yes("%s: %s; a process was started in a group and frozen", mode, where)}
+	return yes("%s: %s; a process was started in a group and frozen", mode, where)
 }
 
 // freezeOne starts a process in a new group below v2 and waits until it is frozen.

@@ -233,7 +233,10 @@ func probes(o Options) []probe {
 			{"raw tracepoints", true, "the inspector, so no turn can be judged"},
 			{"ring buffer", true, "the inspector, so no turn can be judged"},
 		}, o.Limit, tracepoints},
-		{[]capability{{"cgroups", true, "limits, freezing and watching of sandboxes"}}, o.Limit, cgroups},
+		{[]capability{
+			{"cgroups", true, "limits, freezing and watching of sandboxes"},
+			{"io controller", false, "shares of the disk's bandwidth by sandbox, which nothing here asks for yet"},
+		}, o.Limit, cgroups},
 		{[]capability{
 			{"btrfs", true, "the pool: snapshots and forks"},
 			{"idmapped overlay", true, "roots of sandboxes"},

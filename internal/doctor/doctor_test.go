@@ -73,6 +73,9 @@ func TestThisHost(t *testing.T) {
 			t.Errorf("%s: %s, %s", name, got.State, got.Detail)
 		}
 	}
+	if got := item(t, report, "io controller"); got.State == doctor.Unknown || got.Detail == "" {
+		t.Errorf("io controller: %s, %s", got.State, got.Detail)
+	}
 	if !report.OK() {
 		t.Error("OK is false")
 	}

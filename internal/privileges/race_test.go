@@ -1,0 +1,5 @@
+//go:build race
+
+package privileges
+
+const underRace = true
