@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/boxwood-rl/boxwood/engine/image"
 	"github.com/boxwood-rl/boxwood/internal/failpoint"
@@ -16,6 +18,9 @@ import (
 // ImportImage brings a root file system into the pool and records it. The same
 // content again only adds the name.
 func (e *Engine) ImportImage(ctx context.Context, path, name string, progress func(step string, done, total int64)) (*image.Result, error) {
+	if err := checkImageName(name); err != nil {
+		return nil, err
+	}
 	e.images.Lock() // an image being removed and one being imported may share layers
 	defer e.images.Unlock()
 	r, err := (&image.Importer{Pool: e.Pool}).Import(ctx, path, name, progress)
@@ -59,6 +64,15 @@ func (e *Engine) ImportImage(ctx context.Context, path, name string, progress fu
 	}
 	e.removeCondemned(ctx)
 	return r, nil
+}
+
+// checkImageName refuses what could be taken for another image's digest, or isn't what it looks like. An image needs no name.
+func checkImageName(name string) error {
+	odd := strings.ContainsFunc(name, func(r rune) bool { return r == utf8.RuneError || unicode.IsSpace(r) || !unicode.IsPrint(r) })
+	if odd || len(name) > 255 || strings.HasPrefix(strings.ToLower(name), "sha256:") {
+		return fault.New(fault.Invalid, "bad_name", "%.200q is no name for an image: it has up to 255 bytes, no spaces, and doesn't begin as a digest does", name)
+	}
+	return nil
 }
 
 // findImage finds an image by digest or name; a name without a tag means ":latest"

@@ -45,6 +45,10 @@ type Import struct {
 	Calls seccomp.Groups
 	// Owner is the client whose tree it becomes; empty: nobody's.
 	Owner string
+	// Admits says whether the tree may stand on an image; nil: on any.
+	Admits func(*tree.Image) error
+	// Most that the contents of its files may have; 0: no bound.
+	Most int64
 }
 
 // maxRecords bounds what an import keeps in memory to its end: nodes and payloads, which are made durable in one change, and
@@ -122,11 +126,16 @@ func (m *importer) admit() error {
 	if m.tree, err = archive.TreeRecord(h); err != nil {
 		return err
 	}
-	if err := errors.Join(ids.Check(string(m.tree.ID), "tr_", "tree"), ids.Check(string(m.tree.Root), "nd_", "node")); err != nil {
+	if err := errors.Join(ids.Check(string(m.tree.ID), "tr_", "tree"), ids.Check(string(m.tree.Root), "nd_", "node"), m.tree.Defaults.Limits.Check()); err != nil {
 		return archive.Damaged("%w", err)
 	}
 	if _, err := v.Tree(m.tree.ID); err == nil && !m.how.NewIDs {
 		return fault.New(fault.Exists, "tree_exists", "tree %s is here already", m.tree.ID).WithHint("import it under new ids to have it twice")
+	}
+	if m.how.Admits != nil {
+		if err := m.how.Admits(m.image); err != nil {
+			return err
+		}
 	}
 	m.layers = m.image.Layers
 	if want := strings.Join(h.Layers, " "); want != "" && want != strings.Trim(fmt.Sprint(m.layers), "[]") {
@@ -221,10 +230,12 @@ func (m *importer) data(f *os.File, size int64) (archive.Kind, []byte, error) {
 		if err := proto.Unmarshal(body, &d); err != nil || d.Offset < 0 || d.Offset > size-int64(len(d.Data)) {
 			return 0, nil, archive.Damaged("a piece of a file lies outside it")
 		}
+		if err := m.count(int64(len(d.Data))); err != nil {
+			return 0, nil, err
+		}
 		if _, err := f.WriteAt(d.Data, d.Offset); err != nil {
 			return 0, nil, err
 		}
-		m.bytes += int64(len(d.Data))
 	}
 }
 
@@ -247,7 +258,7 @@ func (m *importer) checkpoint(ctx context.Context, body []byte) (k archive.Kind,
 	}
 	c := &received{head: head, ck: tree.Checkpoint{
 		ID: ids.Checkpoint(m.name(head.Id)), Tree: m.tree.ID, Node: ids.Node(m.name(head.NodeId)), Snapshot: ids.NewSnapshot(), Process: tree.Empty,
-		Bytes: head.Bytes, Secrets: head.MayHoldSecrets, CreatedAt: time.Unix(0, head.CreatedAt), FreezeFor: time.Duration(head.FreezeNs),
+		Secrets: head.MayHoldSecrets, CreatedAt: notAfter(time.Unix(0, head.CreatedAt), time.Now()), FreezeFor: time.Duration(head.FreezeNs),
 	}}
 	if head.ProcessId != "" {
 		s := m.states[head.ProcessId]
@@ -258,6 +269,7 @@ func (m *importer) checkpoint(ctx context.Context, body []byte) (k archive.Kind,
 			c.withheld = "not carried: what was saved of its processes was left in the archive"
 		}
 	}
+	before := m.bytes
 	c.ck.Seal, err = m.e.Pool.AddSnapshot(ctx, c.ck.Snapshot, over, func(upper string) error {
 		dir, err := os.Open(upper)
 		if err != nil {
@@ -270,9 +282,18 @@ func (m *importer) checkpoint(ctx context.Context, body []byte) (k archive.Kind,
 	if err != nil {
 		return 0, nil, fmt.Errorf("importing checkpoint %s: %w", head.Id, err)
 	}
+	c.ck.Bytes = m.bytes - before // what the archive says of it would let policies give others' states up
 	m.byID[head.Id] = c
 	m.done = append(m.done, c)
 	return k, next, failpoint.Hit("import snapshot")
+}
+
+// notAfter keeps what an archive says of its age from making it the newest for ever: policies let the oldest go first.
+func notAfter(said, now time.Time) time.Time {
+	if said.After(now) {
+		return now
+	}
+	return said
 }
 
 // fill makes the folder of changes of one checkpoint.
@@ -365,8 +386,19 @@ func (m *importer) share(ctx context.Context, f *os.File, e *pb.ArchiveEntry) er
 	if unix.IoctlFileClone(int(f.Fd()), int(src.Fd())) == nil {
 		return nil
 	}
-	m.bytes += e.Size
+	if err := m.count(e.Size); err != nil {
+		return err
+	}
 	return archive.Copy(ctx, f, src)
+}
+
+// count takes note of content that is about to be written.
+func (m *importer) count(n int64) error {
+	if m.bytes += n; m.how.Most > 0 && m.bytes > m.how.Most {
+		return fault.New(fault.Exhausted, "quota", "the archive has more than the %d bytes that may still be saved for client %s", m.how.Most, m.how.Owner).
+			WithHint("prune trees, or import a part of it")
+	}
+	return nil
 }
 
 func (m *importer) payload(body []byte) error {

@@ -50,3 +50,34 @@ func (e *Engine) LimitsFor(t *tree.Tree, asked tree.Limits) tree.Limits {
 	}
 	return mergeLimits(asked, own, e.cfg.Limits)
 }
+
+// SavedBytes is what the states of each client's trees hold, by the client's name: files with what each added, saved processes
+// with all that they had, once.
+func (e *Engine) SavedBytes() map[string]int64 {
+	v := e.Store.View()
+	owner, bytes := map[ids.Tree]string{}, map[string]int64{}
+	type state struct {
+		of string
+		id ids.Process
+	}
+	counted := map[state]bool{}
+	for t := range v.Trees() {
+		if name := t.Labels[OwnerLabel]; name != "" {
+			owner[t.ID] = name
+		}
+	}
+	for k := range v.Checkpoints() {
+		name, ok := owner[k.Tree]
+		if !ok {
+			continue
+		}
+		bytes[name] += k.Bytes
+		if s := (state{name, k.State}); k.State != "" && !counted[s] {
+			counted[s] = true
+			if p, err := v.Process(k.State); err == nil {
+				bytes[name] += p.Bytes
+			}
+		}
+	}
+	return bytes
+}

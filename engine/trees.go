@@ -85,7 +85,7 @@ func (e *Engine) CreateTree(ctx context.Context, n NewTree, commit func(*tree.Tx
 	out := CreatedTree{}
 	if len(n.Setup) > 0 {
 		var node ids.Node
-		if node, out.SetupCached, err = e.setup(ctx, n.Start, image, d, n.Setup); err != nil {
+		if node, out.SetupCached, err = e.setup(ctx, n.Start, image, d, n.Setup, n.Labels[OwnerLabel]); err != nil {
 			return CreatedTree{}, err
 		}
 		p, err := e.forkPoint(ctx, Want{Node: node}, false)
@@ -212,8 +212,8 @@ func (e *Engine) plant(ctx context.Context, image *tree.Image, from *tree.Checkp
 	return t, added, nil
 }
 
-// setup gives the node that a set-up leads to, running it if it isn't there.
-func (e *Engine) setup(ctx context.Context, s Start, image *tree.Image, d tree.Defaults, steps []SetupStep) (ids.Node, bool, error) {
+// setup gives the node that a set-up leads to, running it if it isn't there: for a client, whose state it is then, whoever uses it.
+func (e *Engine) setup(ctx context.Context, s Start, image *tree.Image, d tree.Defaults, steps []SetupStep, owner string) (ids.Node, bool, error) {
 	start := string(image.Digest)
 	if s.Node != "" {
 		start = string(s.Node)
@@ -240,7 +240,7 @@ func (e *Engine) setup(ctx context.Context, s Start, image *tree.Image, d tree.D
 		if node, ok := e.knownSetup(digest); ok {
 			return flight{node, true}, nil
 		}
-		node, err := e.runSetup(context.WithoutCancel(ctx), s, d, steps, digest)
+		node, err := e.runSetup(context.WithoutCancel(ctx), s, d, steps, digest, owner)
 		return flight{node, false}, err
 	})
 	if err != nil {
@@ -261,9 +261,13 @@ func (e *Engine) knownSetup(digest string) (ids.Node, bool) {
 }
 
 // runSetup runs the steps as turns of a tree of their own.
-func (e *Engine) runSetup(ctx context.Context, s Start, d tree.Defaults, steps []SetupStep, digest string) (_ ids.Node, err error) {
+func (e *Engine) runSetup(ctx context.Context, s Start, d tree.Defaults, steps []SetupStep, digest, owner string) (_ ids.Node, err error) {
 	d.Cwd = "/" // the tree's own folder may be what the set-up makes
-	made, err := e.CreateTree(ctx, NewTree{Start: s, Defaults: d, Labels: map[string]string{SetupLabel: digest[:16]}, WithSandbox: true}, nil)
+	labels := map[string]string{SetupLabel: digest[:16]}
+	if owner != "" {
+		labels[OwnerLabel] = owner
+	}
+	made, err := e.CreateTree(ctx, NewTree{Start: s, Defaults: d, Labels: labels, WithSandbox: true}, nil)
 	if err != nil {
 		return "", err
 	}

@@ -3,6 +3,7 @@ package tree
 import (
 	"time"
 
+	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/internal/seccomp"
 )
@@ -207,6 +208,26 @@ type Limits struct {
 	// Calls that it may make beyond the usual. All sandboxes of a tree have the same: what runs in a
 	// saved process half was started under it.
 	Calls seccomp.Groups
+}
+
+// What a limit may be: more than any host has, and far below what sums of them could overflow.
+const (
+	maxLimitBytes = 1 << 50
+	maxLimitPids  = 1<<22 - 2 // the kernel takes one more than it can number, and pid 1 is one
+	maxLimitCPU   = 1 << 30
+)
+
+// Check refuses limits that bound nothing, or that no kernel takes.
+func (l Limits) Check() error {
+	for _, of := range []struct {
+		name     string
+		is, most int64
+	}{{"memory_bytes", l.MemoryBytes, maxLimitBytes}, {"disk_bytes", l.DiskBytes, maxLimitBytes}, {"pids", l.Pids, maxLimitPids}, {"cpu_millis", l.CPUMillis, maxLimitCPU}} {
+		if of.is < 0 || of.is > of.most {
+			return fault.New(fault.Invalid, "bad_limits", "the limit %s is %d, and can be 0, which is the default, to %d", of.name, of.is, of.most)
+		}
+	}
+	return nil
 }
 
 // Node is a turn boundary in a tree. A node read from the store is a constant.

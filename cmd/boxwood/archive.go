@@ -87,7 +87,7 @@ func (a *app) treeImportCommand() *cobra.Command {
 nothing. Its image must be here, under the same digest. Nodes keep their ids.
 
 An archive that has dumps of processes is refused unless --dumps says what becomes of
-them: "trust" restores them, and whoever wrote the archive can then do with this host
+them: "trust", which root may say, restores them, and whoever wrote the archive can then do with this host
 what they like; "leave" withholds their nodes. Dumps made under another kernel or CRIU
 are restored once and compared before the import is done; those that come out
 differently are withheld.`,

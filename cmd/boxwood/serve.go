@@ -145,6 +145,9 @@ func (f serveFlags) options() (o engine.OpenOptions, err error) {
 	if f.keepDepth < 0 || f.keepCount < 0 || f.keepAge < 0 {
 		return bad("--keep-depth, --keep-states and --keep-age can't be negative")
 	}
+	if f.zygotes < 0 || f.maxSandboxes < 0 || f.lease < 0 {
+		return bad("--zygotes, --max-sandboxes and --lease can't be negative")
+	}
 	if f.poolSize != "" {
 		if o.PoolBytes, err = parseSize(f.poolSize); err != nil {
 			return bad("--pool-size: %v", err)
@@ -188,6 +191,10 @@ func (a *app) serve(ctx context.Context, f serveFlags) error {
 	if err != nil {
 		return err
 	}
+	surface, err := f.surface()
+	if err != nil {
+		return err
+	}
 	if os.Geteuid() != 0 {
 		return fault.New(fault.Denied, "not_root", "the daemon must run as root: it makes namespaces, mounts and cgroups").
 			WithHint("sudo boxwood serve")
@@ -213,10 +220,6 @@ func (a *app) serve(ctx context.Context, f serveFlags) error {
 		}()
 	}
 	slog.SetDefault(o.Log)
-	surface, err := f.surface()
-	if err != nil {
-		return err
-	}
 	o.ClientWeights = surface.access.Weights()
 	e, err := engine.Open(ctx, o)
 	if err != nil {
@@ -236,13 +239,9 @@ func (a *app) serve(ctx context.Context, f serveFlags) error {
 	failed := make(chan error, 3)
 	go func() { failed <- servers[0].Serve(listener) }()
 	if surface.tls != nil {
-		l, err := net.Listen("tcp", f.listen)
-		if err != nil {
-			return stop(fault.New(fault.Invalid, "bad_listen", "listening on %s: %w", f.listen, err))
-		}
 		servers = append(servers, s.Server(surface.tls))
-		go func() { failed <- servers[1].Serve(l) }()
-		o.Log.Info("listening", "address", l.Addr().String())
+		go func() { failed <- servers[1].Serve(surface.tcp) }()
+		o.Log.Info("listening", "address", surface.tcp.Addr().String())
 	}
 	if f.metrics != "" {
 		counters, err := f.serveMetrics(e, o.Log, failed)
@@ -293,9 +292,15 @@ func (f serveFlags) serveMetrics(e *engine.Engine, log *slog.Logger, failed chan
 type surface struct {
 	access *service.Access
 	tls    *tls.Config
+	tcp    net.Listener // whose connections wait until the daemon is ready
 }
 
 func (f serveFlags) surface() (s surface, err error) {
+	if f.group != "" {
+		if _, err := service.GroupID(f.group); err != nil {
+			return s, err
+		}
+	}
 	if f.clients != "" {
 		if s.access, err = service.ReadAccess(f.clients); err != nil {
 			return s, err
@@ -309,7 +314,9 @@ func (f serveFlags) surface() (s surface, err error) {
 	case f.clients == "" || f.cert == "" || f.key == "":
 		return s, fault.New(fault.Invalid, "usage", "--listen needs --tls-cert, --tls-key and --clients: nothing is said in the clear, and nobody is let in unknown")
 	}
-	s.tls, err = service.TLS(f.cert, f.key, f.clientCA)
+	if s.tls, err = service.TLS(f.cert, f.key, f.clientCA); err == nil {
+		s.tcp, err = service.ListenTCP(f.listen)
+	}
 	return s, err
 }
 

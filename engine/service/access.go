@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"path"
 	"slices"
@@ -13,7 +14,6 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -21,6 +21,7 @@ import (
 	"github.com/boxwood-rl/boxwood/engine"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/internal/seccomp"
 	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 	"github.com/boxwood-rl/boxwood/tree"
 )
@@ -40,6 +41,7 @@ type Account struct {
 	AllTrees bool     `json:"all_trees,omitempty"` // not only his own
 
 	AllowCalls []string `json:"allow_calls,omitempty"` // groups of system calls that his trees may ask for
+	TrustDumps bool     `json:"trust_dumps,omitempty"` // his archives may have processes in them: whoever wrote such a one can be root of the host
 
 	// Weight of his work beside that of others, where there is too little for all; 0: 1.
 	Weight float64 `json:"weight,omitempty"`
@@ -48,6 +50,9 @@ type Account struct {
 	MaxSandboxes   int   `json:"max_sandboxes,omitempty"`
 	MaxMemoryBytes int64 `json:"max_memory_bytes,omitempty"`
 	MaxDiskBytes   int64 `json:"max_disk_bytes,omitempty"`
+
+	// Of the states that are saved for his trees, each counted with what it added; 0: no bound.
+	MaxSavedBytes int64 `json:"max_saved_bytes,omitempty"`
 }
 
 // Access is who may do what. Nil: whoever can connect may do all. Root, on the unix socket, always may.
@@ -59,6 +64,8 @@ type Access struct {
 
 	mu     sync.Mutex
 	usages map[*Account]*usage
+
+	saved saved
 }
 
 // usage is what an account holds. Sandboxes of calls that are under way count by what was asked for.
@@ -100,19 +107,29 @@ func ReadAccess(file string) (*Access, error) {
 	if err := d.Decode(&all); err != nil {
 		return bad("%w", err)
 	}
+	if _, err := d.Token(); err != io.EOF {
+		return bad("something follows what it says")
+	}
 	a := &Access{accounts: all.Clients, byUID: map[int]*Account{}, byToken: map[[sha256.Size]byte]*Account{}, byName: map[string]*Account{}, usages: map[*Account]*usage{}}
 	names := map[string]bool{}
-	for _, c := range all.Clients {
+	for i, c := range all.Clients {
 		switch {
+		case c == nil:
+			return bad("client %d is null", i+1)
 		case !accountName(c.Name) || names[c.Name]:
 			return bad("%q is no name for a client, or is there twice: 1 to 63 letters, digits, - and _", c.Name)
 		case len(c.UIDs) == 0 && c.TokenSHA256 == "" && c.Certificate == "":
 			return bad("nothing tells client %s: uids, token_sha256 or certificate", c.Name)
+		case c.MaxSandboxes < 0 || c.MaxMemoryBytes < 0 || c.MaxDiskBytes < 0 || c.MaxSavedBytes < 0:
+			return bad("client %s: a quota can't be negative; 0, or none, is no bound", c.Name)
 		}
 		if c.Weight != 0 && !(c.Weight >= 0.01 && c.Weight <= 100) {
 			return bad("client %s: a weight is from 0.01 to 100, not %g", c.Name, c.Weight)
 		}
 		names[c.Name] = true
+		if _, err := seccomp.Parse(c.AllowCalls); err != nil {
+			return bad("client %s: %w", c.Name, err)
+		}
 		for _, v := range c.Verbs {
 			if !slices.Contains(verbs, v) {
 				return bad("client %s: there is no verb %q; there are %s", c.Name, v, strings.Join(verbs, ", "))
@@ -124,6 +141,9 @@ func ReadAccess(file string) (*Access, error) {
 			}
 		}
 		for _, uid := range c.UIDs {
+			if uid <= 0 {
+				return bad("client %s: uid %d can be held to nothing: root may do all, and there are none below", c.Name, uid)
+			}
 			if a.byUID[uid] != nil {
 				return bad("uid %d is of two clients", uid)
 			}
@@ -133,6 +153,9 @@ func ReadAccess(file string) (*Access, error) {
 			sum, err := hex.DecodeString(c.TokenSHA256)
 			if err != nil || len(sum) != sha256.Size {
 				return bad("client %s: token_sha256 isn't 64 hex digits", c.Name)
+			}
+			if [sha256.Size]byte(sum) == sha256.Sum256(nil) {
+				return bad("client %s: its token is empty", c.Name)
 			}
 			if a.byToken[[sha256.Size]byte(sum)] != nil {
 				return bad("client %s has another's token", c.Name)
@@ -170,15 +193,15 @@ func accountName(s string) bool {
 // who finds the account of a caller; nil: he may do all.
 func (a *Access) who(ctx context.Context) (*Account, error) {
 	p, _ := peer.FromContext(ctx)
-	var unixClient, overTLS bool
+	var unixClient, tcpClient bool
 	var uid int
 	var name string
 	if p != nil {
 		switch info := p.AuthInfo.(type) {
 		case client:
 			unixClient, uid = true, info.uid
-		case credentials.TLSInfo:
-			overTLS = true
+		case overTLS:
+			tcpClient = true
 			if len(info.State.VerifiedChains) > 0 {
 				name = info.State.VerifiedChains[0][0].Subject.CommonName
 			}
@@ -187,7 +210,7 @@ func (a *Access) who(ctx context.Context) (*Account, error) {
 	switch {
 	case unixClient && (a == nil || uid == 0):
 		return nil, nil
-	case a == nil || !unixClient && !overTLS:
+	case a == nil || !unixClient && !tcpClient:
 		return nil, fault.New(fault.Denied, "unknown_client", "the daemon lets nobody in here that it has no account for").WithHint("an administrator makes one: boxwood serve --clients")
 	}
 	md, _ := metadata.FromIncomingContext(ctx)
@@ -297,29 +320,39 @@ func (c *caller) request(req any) error {
 		return err
 	}
 	if k, ok := req.(interface{ GetIdempotencyKey() string }); ok && k.GetIdempotencyKey() != "" {
-		_, err := c.s.e.Store.View().Reply(k.GetIdempotencyKey())
+		_, err := c.s.e.Store.View().Reply(c.key(k.GetIdempotencyKey()))
 		c.repeated = err == nil
+	}
+	if err := c.room(); err != nil {
+		return err
 	}
 	switch r := req.(type) {
 	case *boxwoodv1.CreateTreeRequest:
 		if err := c.calls(r.GetDefaults().GetAllowCalls()); err != nil {
 			return err
 		}
-		if err := c.own(&r.Labels); err != nil || !r.GetWithSandbox() {
+		if err := c.own(&r.Labels); err != nil || !r.GetWithSandbox() && len(r.GetSetup()) == 0 { // which has a sandbox, too, before the tree has
 			return err
 		}
-		return c.ask(1, c.s.e.LimitsFor(nil, limits(r.GetDefaults().GetLimits())))
+		return c.askFor(1, nil, r.GetDefaults().GetLimits())
 	case *boxwoodv1.ForkRequest:
 		for _, w := range r.GetWants() {
-			l := c.s.e.LimitsFor(c.s.e.TreeOf(w.GetNodeId()+w.GetSandboxId()), limits(r.GetLimits()))
-			if err := c.ask(int(min(max(w.GetCount(), 0), engine.MaxChildren)), l); err != nil {
+			if err := c.askFor(int(min(max(w.GetCount(), 0), engine.MaxChildren)), c.s.e.TreeOf(w.GetNodeId()+w.GetSandboxId()), r.GetLimits()); err != nil {
 				return err
 			}
 		}
 	case *boxwoodv1.EvaluateRequest:
-		return c.ask(2, c.s.e.LimitsFor(nil, limits(r.GetGrader().GetLimits())))
+		g := r.GetGrader()
+		if err := c.askFor(1, c.s.e.TreeOf(r.GetNodeId()), g.GetLimits()); err != nil || g.GetImage() == "" && g.GetNodeId() == "" {
+			return err
+		}
+		return c.askFor(1, c.s.e.TreeOf(g.GetNodeId()), g.GetLimits())
 	case *boxwoodv1.ImportTreeRequest:
 		return c.calls(r.GetStart().GetAllowCalls())
+	case *boxwoodv1.ImportImageRequest:
+		if name := r.GetName(); name != "" && !c.image(name, nil) { // it would be what others mean by that name
+			return fault.New(fault.Denied, "image_denied", "client %s may not call an image %.200q", c.Name, name)
+		}
 	case *boxwoodv1.OpenRunRequest:
 		return c.ownsRun(r.GetName())
 	case *boxwoodv1.CloseRunRequest:
@@ -397,6 +430,23 @@ func (c *caller) walk(m protoreflect.Message) (err error) {
 		return err == nil
 	})
 	return err
+}
+
+// key is what an idempotency key of a caller is remembered by: another's is another key.
+func (c *caller) key(said string) string {
+	if c == nil || said == "" {
+		return said
+	}
+	return c.Name + "/" + said
+}
+
+// askFor counts sandboxes of a tree (nil: of a new one) that are asked for with limits.
+func (c *caller) askFor(n int, t *tree.Tree, said *boxwoodv1.Limits) error {
+	asked, err := limits(said)
+	if err != nil {
+		return err
+	}
+	return c.ask(n, c.s.e.LimitsFor(t, asked))
 }
 
 // ask counts sandboxes that a call is about to make, until done.

@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
+	"io"
 	"math/big"
 	"net"
 	"os"
@@ -21,9 +22,11 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/boxwood-rl/boxwood/engine"
@@ -39,7 +42,7 @@ func serveTCP(s *Service, dir string) error {
 	if err != nil {
 		return err
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := ListenTCP("127.0.0.1:0")
 	if err != nil {
 		return err
 	}
@@ -110,48 +113,74 @@ func (t tokenOf) GetRequestMetadata(context.Context, ...string) (map[string]stri
 }
 func (tokenOf) RequireTransportSecurity() bool { return true }
 
+func sumOf(token string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(token))) }
+
+// held is a daemon that holds its clients to accounts, on TCP.
+type held struct {
+	*daemon
+	t       testing.TB
+	ca      *authority
+	pool    *x509.CertPool
+	address string
+}
+
+func heldDaemon(t testing.TB, accounts ...Account) *held {
+	t.Helper()
+	dir := stateDir(t)
+	h := &held{t: t, ca: newAuthority(t), pool: x509.NewCertPool()}
+	h.pool.AddCert(h.ca.cert)
+	h.ca.write(filepath.Join(dir, "daemon.pem"), "daemon")
+	if err := os.WriteFile(filepath.Join(dir, "ca.pem"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: h.ca.cert.Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(map[string][]Account{"clients": accounts})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "clients.json"), text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h.found(t, startDaemon(t, dir))
+	h.importRoot(t)
+	return h
+}
+
+// found notes where a daemon listens.
+func (h *held) found(t testing.TB, d *daemon) {
+	t.Helper()
+	address, err := os.ReadFile(filepath.Join(d.dir, "tcp"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.daemon, h.address = d, string(address)
+}
+
+// as is a client with a token or a certificate.
+func (h *held) as(token string, certs ...tls.Certificate) *daemon {
+	h.t.Helper()
+	options := []grpc.DialOption{grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: h.pool, Certificates: certs}))}
+	if token != "" {
+		options = append(options, grpc.WithPerRPCCredentials(tokenOf(token)))
+	}
+	conn, err := grpc.NewClient(h.address, options...)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.t.Cleanup(func() { conn.Close() })
+	other := *h.daemon
+	other.client = boxwoodv1.NewBoxwoodClient(conn)
+	return &other
+}
+
 // A client on TCP is who its token or certificate says, has its own trees, its images and its verbs, and no more sandboxes than its quota.
 func TestClientsHaveWhatTheyWereGiven(t *testing.T) {
-	dir := stateDir(t)
-	ca, stranger := newAuthority(t), newAuthority(t)
-	ca.write(filepath.Join(dir, "daemon.pem"), "daemon")
-	if err := os.WriteFile(filepath.Join(dir, "ca.pem"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.cert.Raw}), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	accounts, err := json.Marshal(map[string][]Account{"clients": {
-		{Name: "alice", TokenSHA256: fmt.Sprintf("%x", sha256.Sum256([]byte("token of alice"))), MaxSandboxes: 3, AllowCalls: []string{"keyring"}},
-		{Name: "bob", Certificate: "bob's machine", Verbs: []string{"read", "run", "grow", "archives"}, Images: []string{"other*"}, MaxMemoryBytes: 1 << 20},
-		{Name: "carol", TokenSHA256: fmt.Sprintf("%x", sha256.Sum256([]byte("token of carol"))), Verbs: []string{"read"}, AllTrees: true},
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "clients.json"), accounts, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	d := startDaemon(t, dir)
-	d.importRoot(t)
-	address, err := os.ReadFile(filepath.Join(dir, "tcp"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	pool := x509.NewCertPool()
-	pool.AddCert(ca.cert)
-	as := func(token string, certs ...tls.Certificate) *daemon {
-		t.Helper()
-		options := []grpc.DialOption{grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool, Certificates: certs}))}
-		if token != "" {
-			options = append(options, grpc.WithPerRPCCredentials(tokenOf(token)))
-		}
-		conn, err := grpc.NewClient(string(address), options...)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { conn.Close() })
-		other := *d
-		other.client = boxwoodv1.NewBoxwoodClient(conn)
-		return &other
-	}
+	stranger := newAuthority(t)
+	h := heldDaemon(t,
+		Account{Name: "alice", TokenSHA256: sumOf("token of alice"), MaxSandboxes: 3, AllowCalls: []string{"keyring"}},
+		Account{Name: "bob", Certificate: "bob's machine", Verbs: []string{"read", "run", "grow", "archives"}, Images: []string{"other*"}, MaxMemoryBytes: 1 << 20},
+		Account{Name: "carol", TokenSHA256: sumOf("token of carol"), Verbs: []string{"read"}, AllTrees: true},
+	)
+	d, as, ca, dir, address := h.daemon, h.as, h.ca, h.dir, h.address
 	info := func(c *daemon) error {
 		_, err := c.client.GetInfo(ctx(t), &boxwoodv1.GetInfoRequest{})
 		return err
@@ -173,7 +202,7 @@ func TestClientsHaveWhatTheyWereGiven(t *testing.T) {
 	if err := info(as("", stranger.pair("bob's machine"))); err == nil || reason(err) != "" {
 		t.Errorf("a certificate of another authority came to %v", err)
 	}
-	if conn, err := grpc.NewClient(string(address), grpc.WithTransportCredentials(insecure.NewCredentials())); err == nil {
+	if conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials())); err == nil {
 		defer conn.Close()
 		if _, err := boxwoodv1.NewBoxwoodClient(conn).GetInfo(ctx(t), &boxwoodv1.GetInfoRequest{}); err == nil {
 			t.Error("the daemon answers in the clear")
@@ -313,9 +342,7 @@ func TestClientsHaveWhatTheyWereGiven(t *testing.T) {
 	// What a quota counts is found again by the next daemon.
 	d.kill()
 	d = startDaemon(t, dir)
-	if address, err = os.ReadFile(filepath.Join(dir, "tcp")); err != nil {
-		t.Fatal(err)
-	}
+	h.found(t, d)
 	if err := fork(as("token of alice"), node, 1); reason(err) != "quota" {
 		t.Errorf("after a restart, one more came to %v", err)
 	}
@@ -382,6 +409,16 @@ func TestAccountsAreRead(t *testing.T) {
 		"a token":      {`{"clients": [{"name": "a", "token_sha256": "abc"}]}`, 0o600, "64 hex digits"},
 		"shared uid":   {`{"clients": [{"name": "a", "uids": [1]}, {"name": "b", "uids": [1]}]}`, 0o600, "two clients"},
 		"shared token": {`{"clients": [{"name": "a", "token_sha256": "` + sum + `"}, {"name": "b", "token_sha256": "` + sum + `"}]}`, 0o600, "another's token"},
+		"null":         {`{"clients": [null]}`, 0o600, "client 1 is null"},
+		"more":         {`{"clients": []} {"clients": [{"name": "a", "uids": [1]}]}`, 0o600, "something follows"},
+		"no JSON":      {`clients:`, 0o600, "invalid character"},
+		"nothing":      {``, 0o600, "EOF"},
+		"root":         {`{"clients": [{"name": "a", "uids": [0]}]}`, 0o600, "uid 0"},
+		"no uid":       {`{"clients": [{"name": "a", "uids": [-1]}]}`, 0o600, "uid -1"},
+		"empty token":  {`{"clients": [{"name": "a", "token_sha256": "` + sumOf("") + `"}]}`, 0o600, "token is empty"},
+		"no bound":     {`{"clients": [{"name": "a", "uids": [1], "max_sandboxes": -1}]}`, 0o600, "can't be negative"},
+		"no such call": {`{"clients": [{"name": "a", "uids": [1], "allow_calls": ["bpf"]}]}`, 0o600, "no group of system calls"},
+		"a path":       {`{"clients": [{"name": "a/b", "uids": [1]}]}`, 0o600, "no name"},
 		"a pattern":    {`{"clients": [{"name": "a", "uids": [1], "images": ["["]}]}`, 0o600, "no pattern"},
 		"a weight":     {`{"clients": [{"name": "a", "uids": [1], "weight": -1}]}`, 0o600, "a weight is from 0.01 to 100"},
 	} {
@@ -441,4 +478,200 @@ func TestDaemonHoldsWhatItNeeds(t *testing.T) {
 			t.Errorf("a thread holds capabilities %#x that the daemon doesn't need", more)
 		}
 	}
+}
+
+// What an account may have counts whichever way it is asked for, and what another did before is no answer to it.
+func TestAccountsHoldWhicheverWay(t *testing.T) {
+	const gib = 1 << 30
+	h := heldDaemon(t,
+		Account{Name: "alice", TokenSHA256: sumOf("alice"), MaxSandboxes: 1, MaxMemoryBytes: 3 * gib},
+		Account{Name: "Alice", TokenSHA256: sumOf("Alice"), Images: []string{"other*"}},
+		Account{Name: "saver", TokenSHA256: sumOf("saver"), MaxSavedBytes: 4 << 20},
+		Account{Name: "setter", TokenSHA256: sumOf("setter"), MaxSavedBytes: 4 << 20},
+	)
+	alice, twin, saver, setter := h.as("alice"), h.as("Alice"), h.as("saver"), h.as("setter")
+	made := func(c *daemon, req *boxwoodv1.CreateTreeRequest) (*boxwoodv1.CreateTreeResponse, error) {
+		req.Start = &boxwoodv1.CreateTreeRequest_Image{Image: "mini"}
+		return c.client.CreateTree(ctx(t), req)
+	}
+	large, err := made(alice, &boxwoodv1.CreateTreeRequest{Defaults: &boxwoodv1.Defaults{Limits: &boxwoodv1.Limits{MemoryBytes: 8 * gib}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := large.GetRoot().GetId()
+	fork := func(c *daemon, n int32, l *boxwoodv1.Limits) error {
+		stream, err := c.client.Fork(ctx(t), &boxwoodv1.ForkRequest{Limits: l, Wants: []*boxwoodv1.ForkRequest_Want{{From: &boxwoodv1.ForkRequest_Want_NodeId{NodeId: root}, Count: n}}})
+		for err == nil {
+			_, err = stream.Recv()
+		}
+		return err
+	}
+	evaluated := func(g *boxwoodv1.Grader) error {
+		g.Command = &boxwoodv1.Command{Shell: []byte("true")}
+		_, err := alice.client.Evaluate(ctx(t), &boxwoodv1.EvaluateRequest{NodeId: root, Grader: g})
+		return err
+	}
+	archive := h.export(t, &boxwoodv1.ExportTreeRequest{TreeId: large.GetTree().GetId()})
+	imported := func(c *daemon, start *boxwoodv1.ImportTreeStart) error {
+		start.NewIds = true
+		_, err := c.imports(t, archive, start)
+		return err
+	}
+	named := func(c *daemon, name string) error {
+		stream, err := c.client.ImportImage(ctx(t), &boxwoodv1.ImportImageRequest{Path: "/nowhere", Name: name})
+		for err == nil {
+			_, err = stream.Recv()
+		}
+		return err
+	}
+	run := func(c *daemon, name, key string) error {
+		_, err := c.client.OpenRun(ctx(t), &boxwoodv1.OpenRunRequest{Name: name, IdempotencyKey: key})
+		return err
+	}
+	small := &boxwoodv1.Limits{MemoryBytes: gib}
+	for _, c := range []struct {
+		what string
+		do   func() error
+		want string
+	}{
+		{"a sandbox with what its tree says", func() error { return fork(alice, 1, nil) }, "quota"},
+		{"a grade in such a one", func() error { return evaluated(&boxwoodv1.Grader{}) }, "quota"},
+		{"a grade in two of the sandboxes", func() error {
+			return evaluated(&boxwoodv1.Grader{Limits: small, Start: &boxwoodv1.Grader_Image{Image: "mini"}})
+		}, "quota"},
+		{"a grade in one", func() error { return evaluated(&boxwoodv1.Grader{Limits: small}) }, ""},
+		{"less than nothing", func() error { return fork(alice, 1, &boxwoodv1.Limits{MemoryBytes: -1}) }, "bad_limits"},
+		{"less than nothing of the disk, by root", func() error { return fork(h.daemon, 1, &boxwoodv1.Limits{DiskBytes: -1}) }, "bad_limits"},
+		{"so much that it overflows", func() error { return fork(alice, 16, &boxwoodv1.Limits{MemoryBytes: 1 << 60}) }, "bad_limits"},
+		{"a sandbox", func() error { return fork(alice, 1, small) }, "EOF"},
+		{"a set-up beside it, which needs one", func() error {
+			_, err := made(alice, &boxwoodv1.CreateTreeRequest{Setup: []*boxwoodv1.SetupStep{{Step: &boxwoodv1.SetupStep_Command{Command: "true"}}}})
+			return err
+		}, "quota"},
+		{"a tree without, which needs none", func() error { _, err := made(alice, &boxwoodv1.CreateTreeRequest{}); return err }, ""},
+
+		{"an archive on an image that isn't hers", func() error { return imported(twin, &boxwoodv1.ImportTreeStart{}) }, "image_denied"},
+		{"an archive whose dumps she trusts", func() error { return imported(alice, &boxwoodv1.ImportTreeStart{Dumps: trust}) }, "dumps_denied"},
+		{"an archive", func() error { return imported(alice, &boxwoodv1.ImportTreeStart{}) }, ""},
+		{"an image by a name that she may not use", func() error { return named(twin, "mini") }, "image_denied"},
+		{"an image by a name of hers", func() error { return named(twin, "other:1") }, "import_denied"},
+
+		{"a run", func() error { return run(alice, "alice.a", "step-1") }, ""},
+		{"another's by the same key", func() error { return run(twin, "Alice.a", "step-1") }, ""},
+		{"another by the same key", func() error { return run(alice, "alice.b", "step-1") }, "key_reused"},
+		{"a run of whose name differs in the case", func() error { return run(twin, "alice.a", "") }, "other_client"},
+		{"a token that differs in the case", func() error { _, err := h.as("ALICE").client.GetInfo(ctx(t), &boxwoodv1.GetInfoRequest{}); return err }, "bad_token"},
+		{"two tokens", func() error {
+			_, err := alice.client.GetInfo(metadata.AppendToOutgoingContext(ctx(t), "authorization", "Bearer Alice"), &boxwoodv1.GetInfoRequest{})
+			return err
+		}, "bad_token"},
+	} {
+		err := c.do()
+		if got := reason(err); got != c.want && !(c.want == "EOF" && err == io.EOF) && !(c.want == "" && err == nil) {
+			t.Errorf("%s came to %v instead of %q", c.what, err, c.want)
+		}
+	}
+
+	// What is saved counts until it is pruned.
+	mine, err := made(saver, &boxwoodv1.CreateTreeRequest{WithSandbox: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := saver.run(t, mine.GetSandbox().GetId(), "head -c 8000000 /dev/urandom >/root/much").GetNode()
+	saver.captured(t, n.GetId())
+	until(t, "the account has saved too much", func() bool {
+		_, err := saver.tryRun(t, &boxwoodv1.RunTurnRequest{SandboxId: mine.GetSandbox().GetId(), Command: &boxwoodv1.Command{Shell: []byte("true")}})
+		return reason(err) == "quota"
+	})
+	if _, err := saver.imports(t, archive, &boxwoodv1.ImportTreeStart{NewIds: true}); reason(err) != "quota" {
+		t.Errorf("an import beyond what may be saved came to %v", err)
+	}
+	if _, err := saver.client.Release(ctx(t), &boxwoodv1.ReleaseRequest{SandboxIds: []string{mine.GetSandbox().GetId()}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := saver.client.Prune(ctx(t), &boxwoodv1.PruneRequest{NodeId: n.GetId()}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "there is room again", func() bool {
+		_, err := made(saver, &boxwoodv1.CreateTreeRequest{})
+		return err == nil
+	})
+	// So does what a set-up saved, which is in no tree that the account has asked for.
+	setup := []*boxwoodv1.SetupStep{{Step: &boxwoodv1.SetupStep_Command{Command: "head -c 8000000 /dev/urandom >/root/much"}}}
+	until(t, "the set-up counts", func() bool {
+		_, err := made(setter, &boxwoodv1.CreateTreeRequest{Setup: setup})
+		if err != nil && reason(err) != "quota" {
+			t.Fatal(err)
+		}
+		return err != nil
+	})
+}
+
+// Who has no account is turned away when his call begins, and after so many of them his connection ends.
+func TestStrangersAreTurnedAway(t *testing.T) {
+	h := heldDaemon(t, Account{Name: "alice", TokenSHA256: sumOf("alice")})
+	stranger := h.as("no token of anybody's")
+	for i := range 3 * maxRefusals {
+		_, err := stranger.client.GetInfo(ctx(t), &boxwoodv1.GetInfoRequest{})
+		if err == nil || reason(err) != "bad_token" && status.Code(err) != codes.Unavailable { // that his connection ended may be all that he is told
+			t.Fatalf("call %d: %v", i, err)
+		}
+	}
+	// The answer comes before the request is there.
+	stream, err := stranger.client.ImportTree(ctx(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.RecvMsg(&boxwoodv1.ImportTreeResponse{}); reason(err) != "bad_token" && status.Code(err) != codes.Unavailable {
+		t.Errorf("a stranger's import came to %v", err)
+	}
+	huge := metadata.AppendToOutgoingContext(ctx(t), "x-request-id", strings.Repeat("x", 2*maxHeader))
+	if _, err := h.as("alice").client.GetInfo(huge, &boxwoodv1.GetInfoRequest{}); err == nil {
+		t.Error("metadata of any size are taken")
+	}
+	if _, err := h.as("alice").client.GetInfo(ctx(t), &boxwoodv1.GetInfoRequest{}); err != nil {
+		t.Errorf("alice is turned away, too: %v", err)
+	}
+}
+
+// More connections than there are slots wait until another ends, and a listener that is closed waits for none.
+func TestConnectionsAreBounded(t *testing.T) {
+	l, err := ListenTCP("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := l.(*bounded)
+	b.slots = make(chan struct{}, 1)
+	accepted := make(chan net.Conn)
+	go func() {
+		defer close(accepted)
+		for {
+			conn, err := b.Accept()
+			if err != nil {
+				return
+			}
+			accepted <- conn
+		}
+	}()
+	for range 2 {
+		conn, err := net.Dial("tcp", b.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+	}
+	first := <-accepted
+	select {
+	case <-accepted:
+		t.Error("two are there at once")
+	case <-time.After(50 * time.Millisecond):
+	}
+	first.Close()
+	first.Close() // gives its slot back once
+	second := <-accepted
+	b.Close()
+	if _, more := <-accepted; more {
+		t.Error("a listener that is closed accepts")
+	}
+	second.Close()
 }

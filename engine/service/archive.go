@@ -40,8 +40,16 @@ func (s *Service) ImportTree(in grpc.ClientStreamingServer[boxwoodv1.ImportTreeR
 	if how.Calls, err = seccomp.Parse(start.GetAllowCalls()); err != nil {
 		return err
 	}
-	if who := callerOf(in.Context()); who != nil {
-		how.Owner = who.Name
+	who := callerOf(in.Context())
+	if who != nil {
+		how.Owner, how.Admits = who.Name, func(image *tree.Image) error { return who.mayUse(string(image.Digest)) }
+		if who.MaxSavedBytes > 0 {
+			how.Most = max(who.MaxSavedBytes-s.access.saved.of(s.e, who.Name), 1)
+		}
+	}
+	if how.Dumps == engine.DumpsTrusted && asksWhoTrusts && !(who != nil && who.TrustDumps) && !(who == nil && clientOf(in.Context()).uid == 0) {
+		return fault.New(fault.Denied, "dumps_denied", "only root may say that dumps of processes in an archive are to be trusted: who wrote them can do with this host what they like").
+			WithHint("leave the dumps out: their nodes are withheld then, all others come. An administrator may let an account trust them: trust_dumps in boxwood serve --clients")
 	}
 	got, replayed, err := once(in.Context(), s, start.GetIdempotencyKey(), start, &boxwoodv1.ImportTreeResponse{}, func(rec record) (*boxwoodv1.ImportTreeResponse, error) {
 		m := &boxwoodv1.ImportTreeResponse{}

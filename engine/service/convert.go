@@ -85,8 +85,9 @@ func resultMessage(v reader, r engine.TurnResult) *boxwoodv1.TurnResult {
 	return &boxwoodv1.TurnResult{Node: node(v, r.Node), Timings: timingsMessage(r.Timings), SandboxLost: r.SandboxLost, SessionEnded: r.SessionEnded}
 }
 
-func limits(m *boxwoodv1.Limits) tree.Limits {
-	return tree.Limits{MemoryBytes: m.GetMemoryBytes(), Pids: m.GetPids(), CPUMillis: m.GetCpuMillis(), DiskBytes: m.GetDiskBytes()}
+func limits(m *boxwoodv1.Limits) (tree.Limits, error) {
+	l := tree.Limits{MemoryBytes: m.GetMemoryBytes(), Pids: m.GetPids(), CPUMillis: m.GetCpuMillis(), DiskBytes: m.GetDiskBytes()}
+	return l, l.Check()
 }
 
 func limitsMessage(l tree.Limits) *boxwoodv1.Limits {

@@ -17,6 +17,10 @@ func (s *Service) Fork(req *boxwoodv1.ForkRequest, out grpc.ServerStreamingServe
 	arrived := time.Now()
 	ctx := out.Context()
 	id := requestID(ctx)
+	asked, err := limits(req.GetLimits())
+	if err != nil {
+		return err
+	}
 	all, replayed, err := once(ctx, s, req.GetIdempotencyKey(), req, &boxwoodv1.ForkResults{}, func(record) (*boxwoodv1.ForkResults, error) {
 		var wants []engine.Want
 		for _, w := range req.GetWants() {
@@ -28,7 +32,7 @@ func (s *Service) Fork(req *boxwoodv1.ForkRequest, out grpc.ServerStreamingServe
 		all := &boxwoodv1.ForkResults{}
 		var sending error
 		err := s.e.Fork(ctx, arrived, wants, engine.ForkOptions{
-			Scratch: req.GetScratch(), Labels: req.GetLabels(), Lease: time.Duration(req.GetLeaseNs()), Limits: limits(req.GetLimits()),
+			Scratch: req.GetScratch(), Labels: req.GetLabels(), Lease: time.Duration(req.GetLeaseNs()), Limits: asked,
 			MinReady: int(req.GetMinReady()), ReplaceFailed: req.GetReplaceFailed(), Seed: req.GetSeed(), SameSeed: req.GetSameSeed(), Replay: req.GetReplay(),
 			Request: id, Secrets: req.GetSecretEnv(),
 		}, func(c engine.Child) {
@@ -124,11 +128,15 @@ func (s *Service) WaitCaptured(ctx context.Context, req *boxwoodv1.WaitCapturedR
 }
 
 func (s *Service) Evaluate(ctx context.Context, req *boxwoodv1.EvaluateRequest) (*boxwoodv1.EvaluateResponse, error) {
+	m := req.GetGrader()
+	asked, err := limits(m.GetLimits())
+	if err != nil {
+		return nil, err
+	}
 	got, _, err := once(ctx, s, req.GetIdempotencyKey(), req, &boxwoodv1.EvaluateResponse{}, func(record) (*boxwoodv1.EvaluateResponse, error) {
-		m := req.GetGrader()
 		g := engine.Grader{
 			Start: engine.Start{Image: m.GetImage(), Node: ids.Node(m.GetNodeId())}, Paths: m.GetPaths(),
-			Command: command(m.GetCommand()), RewardsFile: m.GetRewardsFile(), Limits: limits(m.GetLimits()),
+			Command: command(m.GetCommand()), RewardsFile: m.GetRewardsFile(), Limits: asked,
 		}
 		for _, f := range m.GetFiles() {
 			g.Files = append(g.Files, engine.File{Path: f.GetPath(), Content: f.GetContent(), Mode: f.GetMode()})

@@ -12,7 +12,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/tap"
 
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
@@ -48,6 +50,30 @@ func admit(ctx context.Context) (context.Context, context.CancelFunc, string) {
 	return ctx, cancel, id
 }
 
+// knows refuses a call of somebody who has no account when its header is there: the interceptors come when all of a first
+// message is.
+func (s *Service) knows(ctx context.Context, call *tap.Info) (context.Context, error) {
+	_, err := s.access.who(ctx)
+	if err == nil {
+		return ctx, nil
+	}
+	id := ""
+	if v := call.Header.Get(requestHeader); len(v) > 0 && len(v[0]) <= 128 {
+		id = v[0]
+	}
+	from := ""
+	if p, ok := peer.FromContext(ctx); ok {
+		if p.Addr != nil {
+			from = p.Addr.String()
+		}
+		if r, ok := p.AuthInfo.(interface{ refuse() }); ok {
+			r.refuse()
+		}
+	}
+	s.log.Debug("call refused", "request", id, "uid", clientOf(ctx).uid, "from", from, "method", call.FullMethodName, "reason", fault.As(err).Reason)
+	return nil, toStatus(id, err)
+}
+
 func (s *Service) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (resp any, err error) {
 	began := time.Now()
 	ctx, cancel, id := admit(ctx)
@@ -55,13 +81,13 @@ func (s *Service) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo
 	_ = grpc.SetTrailer(ctx, metadata.Pairs(requestHeader, id))
 	defer func() { err = s.outcome(ctx, id, info.FullMethod, began, recover(), err) }()
 	who, err := s.admits(ctx, info.FullMethod)
-	if err == nil {
-		err = who.request(req)
-	}
 	if err != nil {
 		return nil, err
 	}
 	defer who.done()
+	if err := who.request(req); err != nil {
+		return nil, err
+	}
 	within, leave, err := s.fence.enter(ctx, info.FullMethod, s.e.Store.View)
 	if err != nil {
 		return nil, err

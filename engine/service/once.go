@@ -91,6 +91,7 @@ func once[T proto.Message](ctx context.Context, s *Service, key string, req prot
 	if len(key) > 128 {
 		return none, false, fault.New(fault.Invalid, "bad_key", "an idempotency key has at most 128 bytes, not %d", len(key))
 	}
+	key = callerOf(ctx).key(key)
 	leave, err := s.keys.enter(ctx, key)
 	if err != nil {
 		return none, false, err

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/credentials"
@@ -20,6 +21,7 @@ type client struct {
 	credentials.CommonAuthInfo
 	uid, pid int
 	name     string // of the account, if it is held to one
+	*refusals
 }
 
 func (client) AuthType() string { return "SO_PEERCRED" }
@@ -44,7 +46,50 @@ func (peerCredentials) ServerHandshake(conn net.Conn) (net.Conn, credentials.Aut
 	if err != nil {
 		return nil, nil, fmt.Errorf("asking who has connected: %w", err)
 	}
+	c.refusals = &refusals{conn: conn}
 	return conn, c, nil
+}
+
+// overTLS is a connection on TCP.
+type overTLS struct {
+	credentials.TLSInfo
+	*refusals
+}
+
+// tlsCredentials are those of TLS, of a connection that ends after so many refusals.
+type tlsCredentials struct {
+	credentials.TransportCredentials
+}
+
+func (c tlsCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	conn, info, err := c.TransportCredentials.ServerHandshake(raw)
+	if err != nil {
+		return nil, nil, err
+	}
+	t, ok := info.(credentials.TLSInfo)
+	if !ok {
+		return nil, nil, fmt.Errorf("a handshake that came to a %T", info)
+	}
+	return conn, overTLS{t, &refusals{conn: raw}}, nil
+}
+
+func (c tlsCredentials) Clone() credentials.TransportCredentials {
+	return tlsCredentials{c.TransportCredentials.Clone()}
+}
+
+// refusals counts the calls of a connection that were refused for want of an account. Each costs the server some memory until
+// the connection ends.
+type refusals struct {
+	conn net.Conn
+	n    atomic.Int32
+}
+
+const maxRefusals = 100
+
+func (r *refusals) refuse() {
+	if r.n.Add(1) >= maxRefusals {
+		_ = r.conn.Close()
+	}
 }
 
 func askKernel(conn net.Conn) (client, error) {
@@ -83,12 +128,27 @@ type Imports []string
 // Check refuses what others could write to.
 func (i Imports) Check() error {
 	for _, dir := range i {
-		var st unix.Stat_t
-		if err := unix.Lstat(dir, &st); err != nil {
-			return fault.New(fault.Invalid, "bad_import_folder", "%s can't be imported from: %w", dir, err)
+		bad := func(format string, args ...any) error {
+			return fault.New(fault.Invalid, "bad_import_folder", "%.4096s can't be imported from: "+format, append([]any{dir}, args...)...)
 		}
-		if !filepath.IsAbs(dir) || st.Mode&unix.S_IFMT != unix.S_IFDIR || st.Uid != 0 || st.Mode&0o022 != 0 {
-			return fault.New(fault.Invalid, "bad_import_folder", "%s can't be imported from: it must be an absolute path of a folder that is root's, and that nobody else can write to", dir)
+		if !filepath.IsAbs(dir) {
+			return bad("it must be an absolute path of a folder that is root's, and that nobody else can write to")
+		}
+		for at := filepath.Clean(dir); ; at = filepath.Dir(at) {
+			var st unix.Stat_t
+			if err := unix.Lstat(at, &st); err != nil {
+				return bad("%w", err)
+			}
+			others := st.Uid != 0 || st.Mode&0o022 != 0
+			if at != filepath.Clean(dir) && st.Uid == 0 && st.Mode&unix.S_ISVTX != 0 {
+				others = false // in a folder like /tmp nobody moves what is root's
+			}
+			if others || st.Mode&unix.S_IFMT != unix.S_IFDIR {
+				return bad("%s must be a folder, not a link to one, that is root's, and that nobody else can write to", at)
+			}
+			if at == "/" {
+				break
+			}
 		}
 	}
 	return nil
@@ -107,7 +167,7 @@ func (i Imports) open(c client, path string) (opened string, done func(), err er
 		if !ok {
 			continue
 		}
-		top, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		top, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return "", nil, fmt.Errorf("opening %s: %w", dir, err)
 		}

@@ -135,13 +135,18 @@ func TestImportFolders(t *testing.T) {
 	for _, err := range []error{
 		os.Mkdir(open, 0o755), os.Chmod(open, 0o775), os.Mkdir(foreign, 0o755), os.Chown(foreign, 1000, 0), os.WriteFile(file, nil, 0o600),
 		os.Symlink(dir, filepath.Join(dir, "link")), os.Chmod(dir, 0o755),
+		os.Mkdir(filepath.Join(open, "below"), 0o755), os.Mkdir(filepath.Join(foreign, "below"), 0o755),
+		os.Mkdir(filepath.Join(dir, "sticky"), 0o755), os.Chmod(filepath.Join(dir, "sticky"), 0o777|os.ModeSticky), os.Mkdir(filepath.Join(dir, "sticky", "below"), 0o755),
 	} {
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
 	for path, good := range map[string]bool{
-		dir: true, open: false, foreign: false, file: false, filepath.Join(dir, "none"): false, filepath.Join(dir, "link"): false, ".": false,
+		dir: true, open: false, foreign: false, file: false, filepath.Join(dir, "none"): false, filepath.Join(dir, "link"): false, ".": false, "": false,
+		// Who can write to a folder above it moves it away and puts a link there.
+		filepath.Join(open, "below"): false, filepath.Join(foreign, "below"): false, filepath.Join(dir, "link", "sticky"): false,
+		filepath.Join(dir, "sticky"): false, filepath.Join(dir, "sticky", "below"): true,
 	} {
 		if err := (Imports{path}).Check(); (err == nil) != good {
 			t.Errorf("%s: %v", path, err)

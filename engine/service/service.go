@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"log/slog"
+	"math"
 	"net"
 	"os"
 	"os/user"
@@ -27,6 +28,15 @@ import (
 // MaxMessage bounds one message in either direction: 4 MiB of content and what
 // goes around it.
 const MaxMessage = 16 << 20
+
+// What a stranger may take of the daemon: connections on TCP, how long each may take to say who it is and to say nothing, and
+// the metadata of a call.
+const (
+	maxConnections = 2048
+	handshakeLimit = 20 * time.Second
+	idleConnection = 10 * time.Minute
+	maxHeader      = 64 << 10
+)
 
 // DefaultDeadline of a call that brings none.
 const DefaultDeadline = 15 * time.Minute
@@ -52,21 +62,23 @@ type Options struct {
 
 // New makes the service of an engine.
 func New(e *engine.Engine, log *slog.Logger, o Options) *Service {
-	return &Service{e: e, log: log, version: o.Version, imports: o.Imports, access: o.Access}
+	return &Service{e: e, log: e.Veiled(log), version: o.Version, imports: o.Imports, access: o.Access}
 }
 
 // Server makes a gRPC server for unix sockets or, with a TLS configuration, for TCP. A service may have several.
 func (s *Service) Server(over *tls.Config) *grpc.Server {
-	creds := credentials.TransportCredentials(peerCredentials{})
+	creds, alive := credentials.TransportCredentials(peerCredentials{}), keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 20 * time.Second}
 	if over != nil {
-		creds = credentials.NewTLS(over)
+		creds, alive.MaxConnectionIdle = tlsCredentials{credentials.NewTLS(over)}, idleConnection
 	}
 	server := grpc.NewServer(
 		grpc.Creds(creds),
+		// Who has no account is told so before anything of what he says is kept.
+		grpc.InTapHandle(s.knows), grpc.MaxHeaderListSize(maxHeader), grpc.ConnectionTimeout(handshakeLimit),
 		grpc.MaxRecvMsgSize(MaxMessage), grpc.MaxSendMsgSize(MaxMessage),
 		grpc.ChainUnaryInterceptor(s.unary), grpc.ChainStreamInterceptor(s.stream),
 		// A trainer that vanished without a word is noticed, so that its turn is cancelled.
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 20 * time.Second}),
+		grpc.KeepaliveParams(alive),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		// Windows of a fixed size: the estimator that would set them answers each request with a
 		// ping, and over a socket of this host there is no distance to estimate.
@@ -99,7 +111,7 @@ func Listen(path, group string) (net.Listener, error) {
 	if group == "" {
 		return l, nil
 	}
-	gid, err := groupID(group)
+	gid, err := GroupID(group)
 	if err == nil {
 		err = os.Chown(path, 0, gid)
 	}
@@ -113,13 +125,18 @@ func Listen(path, group string) (net.Listener, error) {
 	return l, nil
 }
 
-func groupID(name string) (int, error) {
+// GroupID finds a group by its name or number.
+func GroupID(name string) (int, error) {
+	bad := fault.New(fault.Invalid, "bad_group", "there is no group %.200q for the socket", name).WithHint("name one of /etc/group, or a number")
 	if id, err := strconv.Atoi(name); err == nil {
+		if id < 0 || id >= math.MaxUint32 { // which chown would leave the group as it is for
+			return 0, bad
+		}
 		return id, nil
 	}
 	g, err := user.LookupGroup(name)
 	if err != nil {
-		return 0, err
+		return 0, bad
 	}
 	return strconv.Atoi(g.Gid)
 }

@@ -22,11 +22,14 @@ func (s *Service) CreateTree(ctx context.Context, req *boxwoodv1.CreateTreeReque
 		Labels: req.GetLabels(), WithSandbox: req.GetWithSandbox(), Run: runOf(ctx),
 	}
 	if d := req.GetDefaults(); d != nil {
+		asked, err := limits(d.GetLimits())
+		if err != nil {
+			return nil, err
+		}
 		n.Defaults = tree.Defaults{
-			User: d.GetUser(), Cwd: d.GetCwd(), Env: d.GetEnv(), Limits: limits(d.GetLimits()),
+			User: d.GetUser(), Cwd: d.GetCwd(), Env: d.GetEnv(), Limits: asked,
 			Lease: time.Duration(d.GetLeaseNs()), TurnDeadline: time.Duration(d.GetTurnDeadlineNs()),
 		}
-		var err error
 		if n.Defaults.Limits.Calls, err = seccomp.Parse(d.GetAllowCalls()); err != nil {
 			return nil, err
 		}

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/boxwood-rl/boxwood/internal/fault"
 )
 
 // interpret runs a program as the kernel does.
@@ -118,7 +120,7 @@ func TestGroups(t *testing.T) {
 	if err != nil || g != All || !g.Valid() {
 		t.Errorf("%v, %v", g, err)
 	}
-	if _, err := Parse([]string{"io_uring", "bpf"}); err == nil || !strings.Contains(err.Error(), `"bpf"`) {
+	if _, err := Parse([]string{"io_uring", "bpf"}); err == nil || !strings.Contains(err.Error(), `"bpf"`) || !strings.Contains(fault.As(err).Hint, "io_uring, keyring") {
 		t.Errorf("bpf: %v", err)
 	}
 	if last.Valid() {

@@ -1,0 +1,5 @@
+//go:build sabotage_trust
+
+package service
+
+const asksWhoTrusts = false
