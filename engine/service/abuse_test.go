@@ -73,6 +73,9 @@ var walls = []struct {
 	{"quota_limit", []syscall.Errno{unix.ENOTTY}, "the host's root need not be btrfs"},
 	{"search", []syscall.Errno{unix.ENOTTY}, "the host's root need not be btrfs"},
 	{"defrag", []syscall.Errno{unix.ENOTTY}, "the host's root need not be btrfs"},
+	{"sends", []syscall.Errno{unix.ENOTTY}, "the host's root need not be btrfs"},
+	{"stale_blocks", []syscall.Errno{unix.ENODATA}, "no file system shows them"},
+	{"daemon_socket", []syscall.Errno{unix.ENOENT}, "no daemon need be at its usual place"},
 	{"io_uring", []syscall.Errno{unix.EPERM}, "io_uring"},
 	{"keyring", []syscall.Errno{unix.EPERM}, "keyring"},
 	{"userfault", []syscall.Errno{unix.EPERM}, "userfaultfd"},
@@ -299,6 +302,36 @@ func TestGreed(t *testing.T) {
 			if got[small] > g.small || got[small] < g.small/4 || got[large] < g.past {
 				t.Errorf("%s, %s: %d with the small limit, %d with the large one", state, g.what, got[small], got[large])
 			}
+		}
+	}
+}
+
+// Who makes names without end gets as far as what keeps them has room, in a fresh sandbox as in a restored one: there is no
+// bound on inodes, but one on what they take.
+func TestNamesWithoutEnd(t *testing.T) {
+	testenv.Require(t, testenv.CRIU)
+	d := running(t)
+	states := d.states(t, attackProgram(t, "testdata/attacks.c"))
+	const most = 8000
+	for _, state := range []string{"forked", "restored"} {
+		for disk, past := range map[int64]bool{2 << 20: false, 128 << 20: true} {
+			r := d.tryFork(t, &boxwoodv1.ForkRequest{Limits: &boxwoodv1.Limits{DiskBytes: disk}, Wants: []*boxwoodv1.ForkRequest_Want{
+				{From: &boxwoodv1.ForkRequest_Want_NodeId{NodeId: states[state].GetHeadId()}, Count: 1}}})
+			if len(r) != 1 || r[0].GetError() != nil {
+				t.Fatal(r)
+			}
+			id := r[0].GetSandbox().GetId()
+			o := d.run(t, id, fmt.Sprintf("/root/program take names %d", most)).GetNode().GetObservation()
+			n, err := strconv.Atoi(strings.TrimSpace(string(o.GetStdout())))
+			if err != nil {
+				t.Fatal(o)
+			}
+			t.Logf("%s, %d MiB: %d names", state, disk>>20, n)
+			if (n == most) != past || n == 0 {
+				t.Errorf("%s: %d names of %d in %d bytes", state, n, most, disk)
+			}
+			d.ok(t, id, "rm -rf /root/names")
+			free(t, d, r[0].GetSandbox())
 		}
 	}
 }

@@ -191,13 +191,19 @@ type daemon struct {
 type logTail struct {
 	mu    sync.Mutex
 	lines []string
+	race  []string // what the race detector said first: a daemon that is killed says so with no exit status
+	done  chan struct{}
 }
 
 func (l *logTail) follow(r io.Reader) {
+	defer close(l.done)
 	sc := bufio.NewScanner(r)
 	sc.Buffer(nil, 1<<20)
 	for sc.Scan() {
 		l.mu.Lock()
+		if n := len(l.race); n > 0 && n < 60 || n == 0 && strings.Contains(sc.Text(), "WARNING: DATA RACE") {
+			l.race = append(l.race, sc.Text())
+		}
 		if l.lines = append(l.lines, sc.Text()); len(l.lines) > 2000 {
 			l.lines = l.lines[500:]
 		}
@@ -209,6 +215,14 @@ func (l *logTail) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return strings.Join(l.lines, "\n")
+}
+
+// raced is what the race detector said of a daemon that has ended; empty: nothing.
+func (l *logTail) raced() string {
+	<-l.done
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Join(l.race, "\n")
 }
 
 // startDaemon starts a daemon on a state folder; empty: a fresh one, removed at
@@ -298,7 +312,7 @@ func launch(dir string) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &daemon{dir: dir, log: &logTail{}}
+	d := &daemon{dir: dir, log: &logTail{done: make(chan struct{})}}
 	d.cmd = exec.Command(self)
 	d.cmd.Env = append(os.Environ(), daemonDir+"="+dir)
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
@@ -316,8 +330,7 @@ func launch(dir string) (*daemon, error) {
 	if err := startBound(d.cmd); err != nil {
 		return nil, err
 	}
-	logged := make(chan struct{})
-	go func() { d.log.follow(errs); close(logged) }()
+	go d.log.follow(errs)
 	d.said = make(chan string, 16)
 	go func() {
 		defer close(d.said)
@@ -339,7 +352,7 @@ func launch(dir string) (*daemon, error) {
 	}
 	if err != nil {
 		_ = d.cmd.Process.Kill()
-		<-logged
+		<-d.log.done
 		_ = d.cmd.Wait()
 		return nil, fmt.Errorf("%w; log:\n%s", err, d.log)
 	}
@@ -373,6 +386,7 @@ func (d *daemon) stop() {
 	if d.t != nil && !d.cmd.ProcessState.Success() && d.cmd.ProcessState.ExitCode() != -1 {
 		d.t.Errorf("the daemon ended with %v", d.cmd.ProcessState)
 	}
+	d.noRace()
 	d.cmd = nil
 }
 
@@ -392,7 +406,14 @@ func (d *daemon) kill() {
 	_ = d.cmd.Process.Kill() // before the connection ends, which would cancel turns
 	_ = d.cmd.Wait()
 	_ = d.conn.Close()
+	d.noRace()
 	d.cmd = nil
+}
+
+func (d *daemon) noRace() {
+	if said := d.log.raced(); said != "" && d.t != nil {
+		d.t.Errorf("the daemon: %s", said)
+	}
 }
 
 // shared is one daemon for the tests that don't restart it.
@@ -409,6 +430,9 @@ func (s *sharedDaemon) stop() (findings []string) {
 	if s.d != nil {
 		s.d.stop()
 		findings = inspected(s.dir)
+		if said := s.d.log.raced(); said != "" {
+			findings = append(findings, said)
+		}
 	}
 	if s.dir != "" {
 		_ = os.RemoveAll(s.dir)

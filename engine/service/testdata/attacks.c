@@ -2,7 +2,7 @@
 // Every one is tried in a process of its own; a line says its name and 0 (it works) or the errno.
 //
 //	attacks [NAME...]
-//	attacks take processes|memory|disk|files MOST    says how many, or how many MiB, it got
+//	attacks take processes|memory|disk|files|names MOST    says how many, or how many MiB, it got
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -10,6 +10,7 @@
 #include <linux/capability.h>
 #include <sched.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,6 +27,7 @@
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <sys/uio.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -161,6 +163,35 @@ static int quota_off(void) { return on_root(BTRFS_IOC_QUOTA_CTL, &(struct btrfs_
 static int quota_limit(void) { return on_root(BTRFS_IOC_QGROUP_LIMIT, &(struct btrfs_ioctl_qgroup_limit_args){0}); }
 static int search(void) { return on_root(BTRFS_IOC_TREE_SEARCH, &(struct btrfs_ioctl_search_args){.key.nr_items = 1}); }
 static int defrag(void) { return on_root(BTRFS_IOC_DEFRAG, NULL); }
+static int sends(void) { return on_root(BTRFS_IOC_SEND, &(struct btrfs_ioctl_send_args){.send_fd = 1}); }
+
+// Blocks that were another's: what a file has been given and nobody wrote, and what lies behind its end.
+static int stale_blocks(void)
+{
+	static unsigned char block[1 << 20];
+	int fd = open("/root/stale", O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600), found = 0;
+	if (fd < 0 || posix_fallocate(fd, 0, 8 << 20) || pwrite(fd, "x", 1, (8 << 20) + 1) != 1)
+		return 1;
+	for (int i = 0; i < 9; i++)
+		for (ssize_t n = pread(fd, block, sizeof block, (off_t)i << 20); n > 0; n--)
+			found |= block[n - 1] && !(i == 8 && n == 2);
+	close(fd);
+	unlink("/root/stale");
+	errno = ENODATA;
+	return !found;
+}
+
+// The daemon, by the names that it may have.
+static int calls_on(const char *path, size_t n)
+{
+	struct sockaddr_un a = {.sun_family = AF_UNIX};
+	memcpy(a.sun_path, path, n);
+	return connect(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), (struct sockaddr *)&a, offsetof(struct sockaddr_un, sun_path) + n);
+}
+static int daemon_socket(void)
+{
+	return calls_on("\0boxwood", 8) && calls_on("/var/run/boxwood/boxwood.sock", 30) && calls_on("/run/boxwood.sock", 18) && calls_on("/run/boxwood/boxwood.sock", 26);
+}
 
 // The kernel's wider surface.
 static int io_uring(void) { return syscall(SYS_io_uring_setup, 1, (char[120]){0}) < 0; }
@@ -212,7 +243,8 @@ static const struct {
 	A(trace_pid1), A(read_pid1), A(memory_of_pid1), A(root_of_pid1), A(files_of_pid1), A(program_of_pid1), A(overwrite_pid1), A(limit_pid1),
 	A(kill_pid1), A(stolen_descriptor),
 	A(by_handle), A(out_of_chroot), A(left_descriptors),
-	A(subvolume), A(snapshot), A(quota_off), A(quota_limit), A(search), A(defrag),
+	A(subvolume), A(snapshot), A(quota_off), A(quota_limit), A(search), A(defrag), A(sends),
+	A(stale_blocks), A(daemon_socket),
 	A(io_uring), A(keyring), A(userfault), A(bpf), A(perf), A(module), A(alg), A(vsock), A(packet),
 	A(set_clock), A(set_name), A(realtime), A(nice_), A(spare_me), A(more_files), A(more_capabilities), A(other_group),
 };
@@ -266,6 +298,22 @@ static int take_disk(int most)
 	return n;
 }
 
+// Names of empty files have no bytes: what bounds them is what the file system needs to keep them.
+static int take_names(int most)
+{
+	char path[64];
+	int n = 0;
+	mkdir("/root/names", 0700);
+	for (; n < most; n++) {
+		snprintf(path, sizeof path, "/root/names/%d", n);
+		int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+		if (fd < 0)
+			break;
+		close(fd);
+	}
+	return n;
+}
+
 static int take_files(int most)
 {
 	int n = 0;
@@ -277,7 +325,7 @@ static int take_files(int most)
 static const struct {
 	const char *name;
 	int (*take)(int);
-} greed[] = {{"processes", take_processes}, {"memory", take_memory}, {"disk", take_disk}, {"files", take_files}};
+} greed[] = {{"processes", take_processes}, {"memory", take_memory}, {"disk", take_disk}, {"files", take_files}, {"names", take_names}};
 
 int main(int argc, char **argv)
 {
