@@ -6,51 +6,32 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
-	"os"
-	"path"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/metadata"
 
-	"github.com/boxwood-rl/boxwood/cmd/boxwood/view"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/printable"
 	"github.com/boxwood-rl/boxwood/internal/trajectory"
 	pb "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 )
 
-// maxReplayOutput of a turn is compared; beyond, only the exit status is.
-const maxReplayOutput = 4 << 20
-
-// replay is one trajectory being run again.
-type replay struct {
-	app    *app
-	client pb.BoxwoodClient
-	replayOptions
-
-	file  *trajectory.Trajectory
-	start *trajectory.Start
-
-	// What came of it.
-	tree            string
-	nodes           []*pb.Node
-	ran, matched    int
-	told            int // turns whose record tells something to compare with
-	firstDivergence int
-	lines           []trajectory.Line
-}
-
 // replayOptions are the flags of `boxwood replay`, for all trajectories.
 type replayOptions struct {
-	image, setup, record string
-	timeout              time.Duration
-	labels               map[string]string
-	keep, list           bool
+	image, manifest, record, name string
+	shell                         string
+	timeout                       time.Duration
+	speed                         float64
+	jobs                          int
+	labels                        map[string]string
+	keep, list                    bool
 }
 
 func (a *app) replayCommand() *cobra.Command {
@@ -58,25 +39,43 @@ func (a *app) replayCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "replay FILE...",
 		Short: "Run recorded trajectories again, turn by turn, and compare",
-		Long: `Runs each recorded action as a turn of a new tree, in the start state that the
-trajectory names (or --setup), and compares exit status and output with the
+		Long: `Runs each recorded action as a turn of a new tree, in the start state that comes
+with the trajectory (or --start), and compares exit status and output with the
 record, times, hashes and addresses aside. Reads our own files, those of
 SWE-agent, mini-swe-agent, OpenHands, ATIF and asciicast, rows of SWE-smith and
 nebius, and folders of Harbor's jobs; docs/REPLAY.md says which of them, and how.
 Actions that can't be run again are counted by reason; --list only counts. What
-can't be read is reported, and the rest goes on. The exit status is 125 if
+can't be read or run is reported, and the rest goes on. With --run, a replay that
+was stopped goes on where it was: no turn is run twice. The exit status is 125 if
 something failed, else 1 if a turn differed.`,
 		Example: `  boxwood replay examples/trajectories/wordfreq/trajectory.jsonl
   boxwood replay --list runs/*.traj jobs/
-  boxwood replay run.traj --image task:1 --setup start.json --json
+  boxwood replay run.traj --image task:1 --start start.json --json
+  boxwood replay jobs/ --image task:1 --jobs 8 --run monday
   boxwood replay old.jsonl --record new.jsonl`,
 		Args: cobra.MinimumNArgs(1),
-		RunE: func(c *cobra.Command, args []string) error { return a.replayAll(c, args, o) },
+		RunE: func(c *cobra.Command, args []string) error {
+			switch {
+			case o.jobs < 1 || o.jobs > 1024:
+				return usage(c, fmt.Errorf("--jobs is 1 to 1024"))
+			case o.speed < 0 || o.speed > 1e6:
+				return usage(c, fmt.Errorf("--speed is 0, for no waits, or how many times as fast as recorded"))
+			case o.shell != "" && o.shell != "fresh" && o.shell != "kept":
+				return usage(c, fmt.Errorf("--shell is fresh or kept, not %q", o.shell))
+			case strings.Contains(o.name, "/") || len(o.name) > 128:
+				return usage(c, fmt.Errorf("--run is a name of up to 128 bytes without a slash"))
+			}
+			return a.replayAll(c, args, o)
+		},
 	}
 	c.Flags().StringVar(&o.image, "image", "", "image to start from (default: the start state's)")
-	c.Flags().StringVar(&o.setup, "setup", "", "manifest of the start state (default: the one the trajectory names)")
+	c.Flags().StringVar(&o.manifest, "start", "", "manifest of the start state (default: the one that comes with the trajectory)")
 	c.Flags().StringVar(&o.record, "record", "", "write what was observed as a trajectory of our format")
+	c.Flags().StringVar(&o.name, "run", "", "name of the replay: what it has done already under this name isn't done again")
+	c.Flags().StringVar(&o.shell, "shell", "", `"fresh": a shell for each command; "kept": one that stays (default: as the recorded agent did)`)
 	c.Flags().DurationVar(&o.timeout, "timeout", 5*time.Minute, "deadline of a turn")
+	c.Flags().Float64Var(&o.speed, "speed", 0, "wait between turns as recorded, this many times as fast (default: don't wait)")
+	c.Flags().IntVarP(&o.jobs, "jobs", "j", 1, "trajectories at a time")
 	c.Flags().StringToStringVar(&o.labels, "label", nil, "labels of the trees, NAME=VALUE")
 	c.Flags().BoolVar(&o.keep, "keep", false, "keep the sandboxes")
 	c.Flags().BoolVar(&o.list, "list", false, "don't run; say what would be, and count what can't be by reason")
@@ -84,76 +83,208 @@ something failed, else 1 if a turn differed.`,
 	return c
 }
 
-// replayAll goes through all trajectories of all paths. One that fails is
-// reported; the rest goes on.
-func (a *app) replayAll(c *cobra.Command, paths []string, o replayOptions) error {
-	var worst exitStatus
-	read := 0
-	for _, p := range paths {
-		for t, err := range trajectory.All(p) {
-			if read++; read > 1 && o.record != "" {
-				return usage(c, fmt.Errorf("--record takes one trajectory, and there are more"))
-			}
-			if err == nil {
-				t.Name = strings.TrimSpace(p + " " + t.Name)
-				err = a.replayOne(c, filepath.Dir(p), t, o)
-			}
-			var status exitStatus
-			switch {
-			case err == nil:
-			case c.Context().Err() != nil:
-				return err
-			case errors.As(err, &status):
-				worst = max(worst, status)
-			default:
-				a.report(err)
-				worst = failureStatus
-			}
+// replays are all trajectories of a command line, on their way.
+type replays struct {
+	app *app
+	replayOptions
+	client pb.BoxwoodClient
+
+	mu sync.Mutex
+	// copies counts trajectories by what they are, so that the second one that is
+	// the same as another is told from it by a further attempt at --run.
+	copies                     map[string]int
+	worst                      exitStatus
+	read, done, running, turns int
+	outcomes                   []outcome
+	progress                   progress
+}
+
+// item is one trajectory and the folder it came from.
+type item struct {
+	folder, path string
+	file         *trajectory.Trajectory
+}
+
+// replayAll goes through all trajectories of all paths, some at a time. One
+// that fails is reported; the rest goes on.
+func (a *app) replayAll(c *cobra.Command, paths []string, o replayOptions) (err error) {
+	all := &replays{app: a, replayOptions: o, copies: map[string]int{}, progress: progress{app: a}}
+	ctx, cancel := context.WithCancel(c.Context())
+	defer cancel()
+	if !o.list {
+		if all.client, err = a.client(); err != nil {
+			return err
 		}
 	}
-	if worst != 0 {
-		return worst
+	if o.name != "" && !o.list {
+		if ctx, err = all.openRun(ctx); err != nil {
+			return err
+		}
+	}
+	work := make(chan item)
+	var workers sync.WaitGroup
+	for range o.jobs {
+		workers.Go(func() {
+			for i := range work {
+				all.one(ctx, i)
+			}
+		})
+	}
+	err = all.feed(c, paths, work)
+	close(work)
+	workers.Wait()
+	all.progress.end()
+	switch {
+	case err != nil:
+		return err
+	case c.Context().Err() != nil:
+		return c.Context().Err()
+	}
+	if err := all.finish(); err != nil {
+		return err
+	}
+	if all.worst != 0 {
+		return all.worst
 	}
 	return nil
 }
 
-func (a *app) replayOne(c *cobra.Command, folder string, t *trajectory.Trajectory, o replayOptions) (err error) {
-	r := &replay{app: a, replayOptions: o, file: t, start: &trajectory.Start{}}
-	if o.list {
-		return r.describe()
+// openRun makes this a new attempt of the run. What an earlier one still did
+// has ended when it returns, and its sandboxes are gone.
+func (s *replays) openRun(ctx context.Context) (context.Context, error) {
+	run, err := s.client.OpenRun(ctx, &pb.OpenRunRequest{Name: s.name})
+	if err != nil {
+		return nil, err
 	}
-	if r.setup == "" && t.Start != "" {
-		r.setup = filepath.Join(folder, t.Start)
+	return metadata.AppendToOutgoingContext(ctx, "x-boxwood-run", fmt.Sprintf("%s/%d", s.name, run.Attempt)), nil
+}
+
+// feed reads the trajectories, no faster than they are run.
+func (s *replays) feed(c *cobra.Command, paths []string, work chan<- item) error {
+	for _, p := range paths {
+		for t, err := range trajectory.All(p) {
+			s.mu.Lock()
+			s.read++
+			many := s.read > 1
+			s.mu.Unlock()
+			if many && s.record != "" {
+				return usage(c, fmt.Errorf("--record takes one trajectory, and there are more"))
+			}
+			if err != nil {
+				s.failed(err)
+				continue
+			}
+			t.Name = strings.TrimSpace(p + " " + t.Name)
+			select {
+			case work <- item{filepath.Dir(p), p, t}:
+			case <-c.Context().Done():
+				return c.Context().Err()
+			}
+		}
 	}
-	if r.setup != "" {
-		if r.start, err = trajectory.OpenStart(r.setup); err != nil {
+	return nil
+}
+
+// failed reports what went wrong with one item.
+func (s *replays) failed(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.progress.end()
+	s.app.report(err)
+	s.worst = failureStatus
+}
+
+// one replays a trajectory. Its lines are printed as they come if it is alone,
+// else all together when it is done.
+func (s *replays) one(ctx context.Context, i item) {
+	var later bytes.Buffer
+	out := s.app.out
+	if s.jobs > 1 {
+		out = &later
+	}
+	s.count(func() { s.running++ })
+	result, err := s.replay(ctx, i, out)
+	s.mu.Lock()
+	s.running--
+	s.done++
+	if later.Len() > 0 {
+		s.progress.end()
+		_, _ = s.app.out.Write(later.Bytes())
+	}
+	if result != nil {
+		s.outcomes = append(s.outcomes, *result)
+		if result.Matched < result.Compared {
+			s.worst = max(s.worst, 1)
+		}
+	}
+	s.mu.Unlock()
+	if err != nil && ctx.Err() == nil {
+		s.failed(err)
+	}
+	s.count(func() {})
+}
+
+// count changes a counter and shows progress.
+func (s *replays) count(change func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change()
+	line := fmt.Sprintf("%d trajectories done, %d running", s.done, s.running)
+	switch {
+	case s.list:
+	case s.app.errIsTerminal:
+		s.progress.show(fmt.Sprintf("%s, %d turns", line, s.turns), 0, 0)
+	case s.read > 1:
+		s.progress.show(line, 0, 0)
+	}
+}
+
+func (s *replays) replay(ctx context.Context, i item, out io.Writer) (*outcome, error) {
+	r := &replay{replays: s, out: out, file: i.file, start: &trajectory.Start{}}
+	if s.list {
+		return nil, r.describe()
+	}
+	if err := r.prepare(i); err != nil {
+		return nil, err
+	}
+	if err := r.run(ctx); err != nil {
+		message, hint := explain(err, s.app.target())
+		return nil, fault.New(fault.Internal, "replay_failed", "%s: %s", r.file.Name, message).WithHint("%s", hint)
+	}
+	return r.finish(ctx)
+}
+
+// prepare finds the start state, and whether there is anything to run.
+func (r *replay) prepare(i item) (err error) {
+	start := r.manifest
+	if start == "" && r.file.Start != "" {
+		start = filepath.Join(i.folder, r.file.Start)
+	}
+	if start == "" {
+		start = trajectory.StartBeside(i.path)
+	}
+	if start != "" {
+		if r.start, err = trajectory.OpenStart(start); err != nil {
 			return err
 		}
 	}
-	if r.image == "" {
+	r.startFile = start
+	if r.image = r.replayOptions.image; r.image == "" {
 		r.image = r.start.Image
 	}
 	if r.image == "" {
-		return usage(c, fmt.Errorf("neither --image nor the start state names an image"))
+		return fault.New(fault.Invalid, "no_image", "%s: neither --image nor a start state names an image", r.file.Name).
+			WithHint("boxwood replay --help shows how")
 	}
 	if n := r.runnable(); n == 0 {
-		return fault.New(fault.Invalid, "nothing_to_replay", "%s: none of its %d actions can be run again", t.Name, len(t.Events)).
+		return fault.New(fault.Invalid, "nothing_to_replay", "%s: none of its %d actions can be run again", r.file.Name, len(r.file.Events)).
 			WithHint("boxwood replay --list says why")
 	}
-	if r.client, err = a.client(); err != nil {
-		return err
+	r.kept = r.file.Kept
+	if r.shell != "" {
+		r.kept = r.shell == "kept"
 	}
-	if err := r.run(c.Context(), o.keep); err != nil {
-		message, hint := explain(err, a.target())
-		return fault.New(fault.Internal, "replay_failed", "%s: %s", t.Name, message).WithHint("%s", hint)
-	}
-	if o.record != "" {
-		err := writeFile(o.record, func(f *os.File) error { return trajectory.Write(f, t.Start, r.lines) })
-		if err != nil {
-			return err
-		}
-	}
-	return r.finish()
+	return nil
 }
 
 // runnable counts the actions that can be run again.
@@ -169,202 +300,47 @@ func (r *replay) runnable() int {
 func (r *replay) describe() error {
 	skipped := r.file.Skipped()
 	if r.app.json {
-		return json.NewEncoder(r.app.out).Encode(map[string]any{
+		return json.NewEncoder(r.out).Encode(map[string]any{
 			"file": r.file.Name, "format": r.file.Format, "actions": len(r.file.Events), "runnable": r.runnable(),
 			"skipped": skipped, "other": r.file.Other,
 		})
 	}
-	fmt.Fprintf(r.app.out, "%s: %s, %d of %d actions can be run again\n", printable.Line(r.file.Name), r.file.Format, r.runnable(), len(r.file.Events))
-	r.printCounts("  %d can't be: %s\n", skipped)
-	r.printCounts("  %d beside actions: %s\n", r.file.Other)
+	fmt.Fprintf(r.out, "%s: %s, %d of %d actions can be run again\n", printable.Line(r.file.Name), r.file.Format, r.runnable(), len(r.file.Events))
+	printCounts(r.out, "  %d can't be: %s\n", skipped)
+	printCounts(r.out, "  %d beside actions: %s\n", r.file.Other)
 	return nil
 }
 
-func (r *replay) printCounts(format string, counts map[string]int) {
+func printCounts(out io.Writer, format string, counts map[string]int) {
 	for _, what := range slices.Sorted(maps.Keys(counts)) {
-		fmt.Fprintf(r.app.out, format, counts[what], printable.Line(what))
+		fmt.Fprintf(out, format, counts[what], printable.Line(what))
 	}
 }
 
-func (r *replay) run(ctx context.Context, keep bool) error {
-	create, err := r.treeRequest()
-	if err != nil {
-		return err
+// finish says of several trajectories which are evidence of anything.
+func (s *replays) finish() error {
+	if s.list || s.read < 2 {
+		return nil
 	}
-	made, err := r.client.CreateTree(ctx, create)
-	if err != nil {
-		return err
-	}
-	r.tree = made.Tree.GetId()
-	r.nodes = append(r.nodes, made.Root)
-	if !keep {
-		defer func() {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-			defer cancel()
-			_, _ = r.client.Release(ctx, &pb.ReleaseRequest{SandboxIds: []string{made.Sandbox.GetId()}}) // its lease ends it otherwise
-		}()
-	}
-	if !r.app.json {
-		fmt.Fprintf(r.app.out, "tree %s, %d turns of %s (%s)\n", r.tree, len(r.file.Events), printable.Line(r.file.Name), r.file.Format)
-	}
-	for _, e := range r.file.Events {
-		if err := r.turn(ctx, made.Sandbox.GetId(), e); err != nil {
-			return fmt.Errorf("step %d: %w", e.Step, err)
+	var sum outcome
+	var not []string
+	for _, o := range s.outcomes {
+		sum.add(o)
+		if !o.Evidence {
+			not = append(not, o.File)
 		}
+	}
+	slices.Sort(not)
+	if s.app.json {
+		return errors.Join(json.NewEncoder(s.app.out).Encode(map[string]any{
+			"trajectories": len(s.outcomes), "failed": s.read - len(s.outcomes), "not_evidence": not,
+			"turns": sum.Turns, "compared": sum.Compared, "matched": sum.Matched, "matched_pct": sum.matchedPct(),
+			"counted": sum.Counted, "silent": sum.Silent, "files": sum.Files, "process": sum.Process, "both": sum.Both,
+		}))
+	}
+	fmt.Fprintf(s.app.out, "%d trajectories, %d failed: %s\n", len(s.outcomes), s.read-len(s.outcomes), sum.shares())
+	for _, file := range not {
+		fmt.Fprintf(s.app.out, "not evidence: %s\n", printable.Line(file))
 	}
 	return nil
-}
-
-func (r *replay) treeRequest() (*pb.CreateTreeRequest, error) {
-	request := &pb.CreateTreeRequest{
-		Start: &pb.CreateTreeRequest_Image{Image: r.image}, WithSandbox: true, Labels: r.labels,
-		// Not its folder: the set-up runs with the defaults, too, and may have to make it.
-		Defaults: &pb.Defaults{User: r.start.User, Env: r.start.Env},
-	}
-	var folders []string
-	for _, f := range r.start.Files {
-		folders = append(folders, "'"+strings.ReplaceAll(path.Dir(f.Path), "'", `'\''`)+"'")
-	}
-	if len(folders) > 0 {
-		slices.Sort(folders)
-		command := "mkdir -p -- " + strings.Join(slices.Compact(folders), " ")
-		request.Setup = append(request.Setup, &pb.SetupStep{Step: &pb.SetupStep_Command{Command: command}})
-	}
-	for _, f := range r.start.Files {
-		file := &pb.FileToWrite{Path: f.Path, Content: []byte(f.Content)}
-		if f.Mode != "" {
-			mode, err := strconv.ParseUint(f.Mode, 8, 12)
-			if err != nil {
-				return nil, fault.New(fault.Invalid, "bad_start_state", "the start state's file %s has mode %q, which is not octal", f.Path, f.Mode)
-			}
-			file.Mode = uint32(mode)
-		}
-		request.Setup = append(request.Setup, &pb.SetupStep{Step: &pb.SetupStep_File{File: file}})
-	}
-	for _, command := range r.start.Commands {
-		request.Setup = append(request.Setup, &pb.SetupStep{Step: &pb.SetupStep_Command{Command: command}})
-	}
-	return request, nil
-}
-
-// turnReport is one line of --json.
-type turnReport struct {
-	Step      int    `json:"step"`
-	Command   string `json:"command,omitempty"`
-	Node      string `json:"node,omitempty"`
-	Verdict   string `json:"verdict,omitempty"`
-	ExitCode  int    `json:"exit_code"`
-	Match     bool   `json:"match"`
-	Different string `json:"different,omitempty"`
-	Skipped   string `json:"skipped,omitempty"`
-	TotalNs   int64  `json:"total_ns,omitempty"`
-}
-
-func (r *replay) turn(ctx context.Context, sandbox string, e trajectory.Event) error {
-	if e.Skip != "" {
-		return r.print(turnReport{Step: e.Step, Skipped: e.Skip})
-	}
-	cwd := e.Cwd
-	if cwd == "" {
-		cwd = r.start.Cwd
-	}
-	var out, errOut bounded
-	result, err := runTurn(ctx, r.client, &pb.RunTurnRequest{
-		SandboxId: sandbox,
-		Command:   &pb.Command{Shell: []byte(e.Command), Cwd: cwd, DeadlineNs: int64(r.timeout)},
-		Node:      &pb.NodeInput{Labels: map[string]string{"step": fmt.Sprint(e.Step)}},
-	}, &out, &errOut)
-	if err != nil {
-		return err
-	}
-	if result.SandboxLost {
-		return turnStatus(result)
-	}
-	exit := int(result.Node.GetObservation().GetExitCode())
-	if result.Node.GetObservation().GetSignal() != 0 {
-		exit = 128 + int(result.Node.Observation.Signal) // as records of shells have it
-	}
-	r.nodes = append(r.nodes, result.Node)
-	r.ran++
-	different := e.Compare(trajectory.Observed{
-		ExitCode: exit, Stdout: out.String(), Stderr: errOut.String(), Cut: out.cut || errOut.cut,
-	})
-	if e.ExitCode != nil || e.Output != nil {
-		r.told++
-		if different == "" {
-			r.matched++
-		} else if r.firstDivergence == 0 {
-			r.firstDivergence = e.Step
-		}
-	}
-	line := trajectory.Line{Command: e.Command, Cwd: e.Cwd, ExpectExit: &exit}
-	if text := out.String(); !out.cut {
-		line.ExpectStdout = &text
-	}
-	r.lines = append(r.lines, line)
-	return r.print(turnReport{
-		Step: e.Step, Command: e.Command, Node: result.Node.GetId(), Verdict: view.VerdictName(result.Node.GetVerdict()),
-		ExitCode: exit, Match: different == "", Different: different, TotalNs: result.Timings.GetTotalNs(),
-	})
-}
-
-func (r *replay) print(t turnReport) error {
-	if r.app.json {
-		return json.NewEncoder(r.app.out).Encode(t)
-	}
-	if t.Skipped != "" {
-		_, err := fmt.Fprintf(r.app.out, "%4d  %-8s %s\n", t.Step, "skipped", printable.Line(t.Skipped))
-		return err
-	}
-	width := 96
-	if r.app.width > 0 {
-		width = r.app.width
-	}
-	_, err := fmt.Fprintf(r.app.out, "%4d  %-8s %s\n", t.Step, t.Verdict, printable.Cut(printable.Line(t.Command), max(20, width-15)))
-	if t.Different != "" {
-		_, err = fmt.Fprintf(r.app.out, "%15s%s\n", "", printable.Line("differs: "+t.Different))
-	}
-	return err
-}
-
-// finish prints the summary.
-func (r *replay) finish() error {
-	summary := view.Summarise(r.nodes)
-	skipped := r.file.Skipped()
-	if r.app.json {
-		err := json.NewEncoder(r.app.out).Encode(map[string]any{
-			"file": r.file.Name, "tree": r.tree, "format": r.file.Format, "turns": r.ran, "compared": r.told, "matched": r.matched,
-			"silent": summary.Silent, "files": summary.Files, "process": summary.Process, "both": summary.Both,
-			"skipped": skipped, "first_divergence": r.firstDivergence,
-		})
-		if err != nil {
-			return err
-		}
-	} else {
-		fmt.Fprintf(r.app.out, "%d turns ran; %d of %d compared are as recorded; %d changed nothing and saved nothing\n", r.ran, r.matched, r.told, summary.Silent)
-		r.printCounts("%d could not be run again: %s\n", skipped)
-		if r.firstDivergence > 0 {
-			fmt.Fprintf(r.app.out, "the first difference is at step %d; verdicts after it are no evidence\n", r.firstDivergence)
-		}
-	}
-	if r.matched < r.told {
-		return exitStatus(1)
-	}
-	return nil
-}
-
-// bounded keeps the first maxReplayOutput bytes.
-type bounded struct {
-	bytes.Buffer
-	cut bool
-}
-
-func (b *bounded) Write(p []byte) (int, error) {
-	room := maxReplayOutput - b.Len()
-	if len(p) > room {
-		b.cut = true
-		b.Buffer.Write(p[:room])
-		return len(p), nil
-	}
-	return b.Buffer.Write(p)
 }

@@ -15,7 +15,7 @@ import (
 func (a *app) treeCommand() *cobra.Command {
 	c := &cobra.Command{Use: "tree", Short: "Make, list, show, close, export and import trees"}
 	c.AddCommand(a.treeListCommand(), a.treeShowCommand(), a.treeNewCommand(), a.treeCloseCommand(),
-		a.treeExportCommand(), a.treeImportCommand())
+		a.treeExportCommand(), a.treeImportCommand(), a.treeATIFCommand())
 	return c
 }
 

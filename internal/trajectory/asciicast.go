@@ -14,9 +14,9 @@ import (
 //	[TIME, CODE, "data"]
 //
 // TIME is in seconds, from the start in version 2, from the event before in
-// version 3. Only input ("i") is an action: keys and when they were typed.
-// What they did depends on the program that read them, so that they are no
-// commands.
+// version 3. Only input ("i") is an action: keys and when they were typed. A
+// line of them is taken for a command: whether the shell read it, or a program
+// that ran, isn't recorded. What the terminal showed belongs to no one of them.
 
 type castHeader struct {
 	Version int             `json:"version"`
@@ -125,7 +125,37 @@ func (r *castRun) flush() error {
 		return nil
 	}
 	e := Event{Step: r.step, Tool: "keystrokes", Keystrokes: r.keys.String(), At: r.since, Took: r.until - r.since}
-	e.skip("keystrokes, which need the recorded terminal")
 	r.keys.Reset()
+	if line, ok := typedLine(e.Keystrokes); ok {
+		e.Command = line
+	} else {
+		e.skip("keystrokes that are not a command line")
+	}
 	return r.t.add(e)
+}
+
+// typedLine is what keys are as a line, once those that edit it are done. It is
+// none without its end, or with a key whose effect a program decides.
+func typedLine(keys string) (string, bool) {
+	text, ended := strings.CutSuffix(keys, "\r")
+	if !ended {
+		text, ended = strings.CutSuffix(keys, "\n")
+	}
+	var line []rune
+	for _, r := range text {
+		switch {
+		case r == 0x7f || r == '\b': // a character back
+			line = line[:max(0, len(line)-1)]
+		case r == 'U'-64:
+			line = line[:0]
+		case r == 'W'-64:
+			words := strings.TrimRight(string(line), " ")
+			line = []rune(words[:strings.LastIndexByte(words, ' ')+1])
+		case r < ' ':
+			return "", false
+		default:
+			line = append(line, r)
+		}
+	}
+	return string(line), ended
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/boxwood-rl/boxwood/internal/agenttools"
 )
 
 // ATIF, the interchange format of Harbor, versions 1.0 to 1.8:
@@ -17,10 +19,12 @@ const atifNewest = 8
 var atifShells = words("bash execute_bash bash_command run_shell_command shell terminal Bash")
 
 type atifStep struct {
-	ID      int     `json:"step_id"`
-	Source  string  `json:"source"`
-	Message content `json:"message"`
-	Copied  bool    `json:"is_copied_context"`
+	ID      int             `json:"step_id"`
+	Source  string          `json:"source"`
+	Time    string          `json:"timestamp"`
+	Message content         `json:"message"`
+	Copied  bool            `json:"is_copied_context"`
+	Extra   json.RawMessage `json:"extra"`
 	Calls   []struct {
 		ID        string          `json:"tool_call_id"`
 		Function  string          `json:"function_name"`
@@ -92,11 +96,14 @@ func atifVersion(s *stream) error {
 }
 
 func (step *atifStep) read(t *Trajectory) error {
+	at := t.at(step.Time)
 	if step.Source != "agent" {
 		t.other("step of source " + step.Source)
 		return nil
 	}
 	var events []Event
+	var ours atifExtra
+	_ = json.Unmarshal(step.Extra, &ours) // another writer's is of any kind
 	for _, call := range step.Calls {
 		e := atifCall(call.Function, call.Arguments)
 		for _, r := range step.Observation.Results {
@@ -105,7 +112,14 @@ func (step *atifStep) read(t *Trajectory) error {
 				continue
 			}
 			if e.ExitCode, e.Output = miniObservation(string(*r.Content)); e.ExitCode == nil {
-				e.Output = (*string)(r.Content)
+				exit, out := openHandsFoot(string(*r.Content))
+				e.ExitCode, e.Output = exit, &out
+			}
+			if ours.Boxwood.ExitCode != nil {
+				e.ExitCode, e.Output = ours.Boxwood.ExitCode, (*string)(r.Content)
+			}
+			if ours.Boxwood.Lossy {
+				e.Output = nil
 			}
 		}
 		events = append(events, e)
@@ -125,7 +139,7 @@ func (step *atifStep) read(t *Trajectory) error {
 		events[0].skip("a message without a command")
 	}
 	for _, e := range events {
-		e.Step, e.Copied = step.ID, step.Copied
+		e.Step, e.Copied, e.At = step.ID, step.Copied, at
 		if step.Copied {
 			e.skip("context copied from an earlier file")
 		}
@@ -142,12 +156,18 @@ func atifCall(function string, arguments json.RawMessage) Event {
 		Keystrokes *string `json:"keystrokes"`
 		Seconds    float64 `json:"duration"`
 		IsInput    truth   `json:"is_input"`
+		agenttools.Arguments
 	}
 	err := json.Unmarshal(arguments, &a)
 	e := Event{Tool: function, Command: a.Command}
 	switch {
 	case err == nil && a.Keystrokes != nil:
 		e = typed(*a.Keystrokes, a.Seconds)
+	case editors[function] && err == nil:
+		call, why := a.Call(a.Command, true)
+		if e.Call, e.Command = call, ""; call == nil {
+			e.skip(why)
+		}
 	case !atifShells[function]:
 		e.skip("a tool of the agent (" + function + ")")
 	case err != nil:

@@ -12,11 +12,25 @@ type Observed struct {
 	Stdout, Stderr string
 	// Cut says that the output is incomplete, so that it can't be compared.
 	Cut bool
+	// Complained says that it is what a tool of the agent complained of. Only how
+	// that begins is compared: it goes on differently in each version.
+	Complained bool
+	// TimedOut: its deadline ended it.
+	TimedOut bool
 }
+
+// clipped begins the note below what an agent's tool cut.
+const clipped = "<response clipped>"
 
 // Compare says how an event run again differs from its record; "" if in nothing
 // that the record tells.
 func (e Event) Compare(o Observed) string {
+	if o.TimedOut {
+		if e.Hung {
+			return ""
+		}
+		return "it did not end in time"
+	}
 	if e.ExitCode != nil && *e.ExitCode != o.ExitCode {
 		return fmt.Sprintf("exit %d, recorded %d", o.ExitCode, *e.ExitCode)
 	}
@@ -27,7 +41,17 @@ func (e Event) Compare(o Observed) string {
 	if e.Merged {
 		got += o.Stderr // the order of the two is lost; lines are compared as a set below
 	}
-	want, have := lines(*e.Output), lines(got)
+	recorded := *e.Output
+	if e.Call != nil {
+		recorded = strings.TrimPrefix(recorded, "ERROR:\n")
+	}
+	if at := strings.Index(recorded, clipped); at >= 0 {
+		recorded, got = recorded[:at], got[:min(at, len(got))]
+	}
+	if begin := got[:min(18, len(got))]; o.Complained && strings.HasPrefix(recorded, begin) {
+		return ""
+	}
+	want, have := lines(recorded), lines(got)
 	if e.Merged && sameLines(want, have) {
 		return ""
 	}
@@ -73,7 +97,10 @@ var volatile = []struct {
 	{regexp.MustCompile(`\b\d\d:\d\d:\d\d(\.\d+)?\b`), "<time>"},
 	{regexp.MustCompile(`\b\d+(\.\d+)? ?(s|ms|us|seconds?|secs?)\b`), "<duration>"},
 	{regexp.MustCompile(`/tmp/(tmp\.?)[A-Za-z0-9_.]{4,}`), "/tmp/<name>"},
-	{regexp.MustCompile(`\bpid[ =]\d+`), "pid <n>"},
+	{regexp.MustCompile(`(?i)\bpid[ =:]+\d+`), "pid <n>"},
+	{regexp.MustCompile(`(?m)^\[(\d+)\] \d+$`), "[$1] <pid>"},
+	{regexp.MustCompile(`(?m)^total \d+$`), "total <n>"},
+	{regexp.MustCompile(`\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b`), "<uuid>"},
 }
 
 var hash = regexp.MustCompile(`\b[0-9a-f]{7,40}\b`)

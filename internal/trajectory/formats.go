@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/parquetrows"
 )
 
 // format is one that is read. detect must say no to every other format's
@@ -40,7 +41,7 @@ var formats = []format{
 }
 
 const known = "known are " + formatName + ", SWE-agent, mini-swe-agent, ATIF, OpenHands (V0 and SDK), SWE-smith and nebius rows " +
-	"(JSON lines), asciicast v2 and v3, and folders of Harbor jobs or OpenHands events"
+	"(JSON lines, Parquet), asciicast v2 and v3, and folders of Harbor jobs or OpenHands events"
 
 // shape is what formats are told apart by: the members of the file's first
 // object, and "name[].member" of the first object in each list of it.
@@ -157,7 +158,7 @@ func open(path string, yield func(*Trajectory, error) bool) {
 // archives are told by how they begin.
 var archives = []struct{ magic, kind string }{
 	{"PK\x03\x04", "a zip archive"}, {"\x1f\x8b", "compressed with gzip"}, {"\x28\xb5\x2f\xfd", "compressed with zstd"},
-	{"PAR1", "a Parquet file"}, {"BZh", "compressed with bzip2"}, {"\xfd7zXZ", "compressed with xz"},
+	{"BZh", "compressed with bzip2"}, {"\xfd7zXZ", "compressed with xz"},
 	{"\xff\xfe", "UTF-16 text"}, {"\xfe\xff", "UTF-16 text"},
 }
 
@@ -176,6 +177,9 @@ func read(name string, f io.ReadSeeker, root *os.Root, yield func(*Trajectory, e
 		}
 	}
 	at := int64(0)
+	if bytes.HasPrefix(start, []byte(parquetrows.Magic)) {
+		return readParquet(name, f, yield)
+	}
 	if bytes.HasPrefix(start, []byte("\xef\xbb\xbf")) {
 		at, start = 3, start[3:]
 	}

@@ -3,6 +3,9 @@ package trajectory
 import (
 	"fmt"
 	"strings"
+	"time"
+
+	"github.com/boxwood-rl/boxwood/internal/agenttools"
 )
 
 // OpenHands SDK: events that are told apart by their "kind", as JSON lines, as
@@ -15,6 +18,7 @@ type sdkEvent struct {
 	Source string  `json:"source"`
 	Parent *string `json:"parent_id"`
 	Tool   string  `json:"tool_name"`
+	Time   string  `json:"timestamp"`
 	// Response groups the calls of one answer of the model.
 	Response string `json:"llm_response_id"`
 	Action   *struct {
@@ -22,6 +26,7 @@ type sdkEvent struct {
 		Command content `json:"command"`
 		IsInput truth   `json:"is_input"`
 		Reset   truth   `json:"reset"`
+		agenttools.Arguments
 	} `json:"action"`
 	ActionID    string `json:"action_id"`
 	Observation struct {
@@ -54,6 +59,7 @@ type sdkRun struct {
 }
 
 func newSDKRun(t *Trajectory) *sdkRun {
+	t.Kept = true
 	return &sdkRun{t: t, at: map[string]int{}, parent: map[string]string{}}
 }
 
@@ -88,7 +94,9 @@ func (r *sdkRun) next(s *stream, i int) error {
 	case "ActionEvent":
 		r.at[ev.ID] = len(r.t.Events)
 		r.ids, r.responses = append(r.ids, ev.ID), append(r.responses, ev.Response)
-		return r.t.add(ev.event(i))
+		e := ev.event(i)
+		e.At = r.t.at(ev.Time)
+		return r.t.add(e)
 	case "ObservationEvent":
 		if k, ok := r.at[ev.ActionID]; ok {
 			r.observe(k, ev)
@@ -112,6 +120,11 @@ func (ev sdkEvent) event(i int) Event {
 	switch {
 	case ev.Action == nil:
 		e.skip("an action that was not valid")
+	case editors[ev.Tool]:
+		call, why := ev.Action.Call(string(ev.Action.Command), true)
+		if e.Call = call; call == nil {
+			e.skip(why)
+		}
 	case !sdkShells[ev.Tool]:
 		e.skip("a tool of the agent (" + ev.Tool + ")")
 	case bool(ev.Action.Reset):
@@ -137,6 +150,10 @@ func (r *sdkRun) observe(k int, ev sdkEvent) {
 		r.t.Events[k].skip("a command that the agent's shell refused")
 		return
 	}
+	if at := r.t.at(ev.Time); r.t.Events[k].At > 0 && at > r.t.Events[k].At {
+		r.t.Events[k].Took = (at - r.t.Events[k].At).Truncate(time.Millisecond)
+	}
+	r.t.Events[k].Hung = o.ExitCode != nil && *o.ExitCode < 0 && r.t.Events[k].Command != ""
 	r.t.observe(k, ended(o.ExitCode), &text)
 }
 

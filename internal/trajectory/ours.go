@@ -149,6 +149,16 @@ type StartFile struct {
 	Mode string `json:"mode,omitempty"`
 }
 
+// StartBeside is the manifest that comes with a file or folder by its name,
+// FILE.start.json; empty: there is none.
+func StartBeside(path string) string {
+	beside := filepath.Clean(path) + ".start.json"
+	if _, err := os.Stat(beside); err != nil {
+		return ""
+	}
+	return beside
+}
+
 // OpenStart reads a manifest and the files that it names.
 func OpenStart(path string) (*Start, error) {
 	bad := func(err error) (*Start, error) {

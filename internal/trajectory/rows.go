@@ -2,14 +2,19 @@ package trajectory
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
 	"regexp"
 	"strings"
+
+	"github.com/boxwood-rl/boxwood/internal/agenttools"
+	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/parquetrows"
 )
 
-// Rows of data sets of trajectories of SWE-agent, as JSON lines:
+// Rows of data sets of trajectories of SWE-agent, as JSON lines or Parquet:
 //
 //	SWE-smith {"messages": [{"role", "content", "tool_calls"}, ...] or that as text, "instance_id", ...}
 //	nebius    {"trajectory": [{"role", "text"}, ...], "instance_id", ...}
@@ -66,6 +71,54 @@ func readRows(name string, f format, s *stream, found shape, yield func(*Traject
 	}
 }
 
+// readParquet gives each row of a Parquet file to yield. What is broken there
+// is one error of a group of rows; the next group goes on.
+func readParquet(name string, f io.ReadSeeker, yield func(*Trajectory, error) bool) bool {
+	in, err := parquetrows.Open(f, func(column string) bool { return rowColumns[column] })
+	if err != nil {
+		return yield(nil, bad(name, "as Parquet: %w", err))
+	}
+	format := ""
+	switch {
+	case in.Has("trajectory"):
+		format = "nebius"
+	case in.Has("messages"):
+		format = "swe-smith"
+	default:
+		return yield(nil, fault.New(fault.Unsupported, "unknown_trajectory", "%s is a Parquet file without a column messages or trajectory", name).
+			WithHint("%s", known))
+	}
+	for row := 1; ; row++ {
+		t := &Trajectory{Format: format, Name: fmt.Sprintf("row %d", row)}
+		text, err := in.Next()
+		if err == io.EOF {
+			return true
+		}
+		if err != nil {
+			err = fmt.Errorf("from row %d on: %w", row, err)
+		} else if err = readOneRow(text, t); err != nil {
+			err = fmt.Errorf("row %d: %w", row, err)
+		}
+		if err != nil {
+			t, err = nil, bad(name, "as Parquet: %w", err)
+		}
+		if !yield(t, err) {
+			return false
+		}
+	}
+}
+
+// rowColumns are those that readRow takes.
+var rowColumns = words("messages trajectory instance_id traj_id")
+
+func readOneRow(row []byte, t *Trajectory) error {
+	s, err := newStream(bytes.NewReader(row), 0)
+	if err != nil {
+		return err
+	}
+	return readRow(s, shape{}, t)
+}
+
 // nextLine is a stream from the line after the one that begins at an offset
 // of the file, if an object begins it; nil: none does.
 func (s *stream) nextLine(at int64) *stream {
@@ -95,6 +148,7 @@ func (s *stream) nextLine(at int64) *stream {
 // readRow reads the next row.
 func readRow(s *stream, _ shape, t *Trajectory) error {
 	run := &rowRun{t: t}
+	t.Kept = true
 	return s.object(func(name string) error {
 		switch name {
 		case "instance_id", "traj_id":
@@ -138,6 +192,8 @@ type rowRun struct {
 	waiting []int
 	calls   []string
 	cwd     string
+	// aci says that the agent is OpenHands, as its shell's name tells.
+	aci bool
 }
 
 func (r *rowRun) next(s *stream, i int) error {
@@ -168,7 +224,8 @@ func (r *rowRun) next(s *stream, i int) error {
 	}
 	var out string
 	out, r.cwd = sweObservation(text, r.cwd)
-	r.t.observe(r.waiting[at], nil, &out)
+	exit, out := openHandsFoot(out)
+	r.t.observe(r.waiting[at], exit, &out)
 	r.waiting = append(r.waiting[:at], r.waiting[at+1:]...)
 	r.calls = append(r.calls[:at], r.calls[at+1:]...)
 	return nil
@@ -182,7 +239,7 @@ func (r *rowRun) act(step int, m rowMessage, text string) error {
 		return r.t.add(e)
 	}
 	for _, call := range m.Calls {
-		if err := give(rowCall(call.Function.Name, call.Function.Arguments, r.cwd), call.ID); err != nil {
+		if err := give(r.call(call.Function.Name, call.Function.Arguments), call.ID); err != nil {
 			return err
 		}
 	}
@@ -197,7 +254,8 @@ func (r *rowRun) act(step int, m rowMessage, text string) error {
 		for _, p := range rowParameter.FindAllStringSubmatch(functions[0][2], -1) {
 			a[p[1]] = p[2]
 		}
-		return give(rowTool(functions[0][1], a["command"], r.cwd), "")
+		arguments, _ := json.Marshal(a)
+		return give(r.call(functions[0][1], arguments), "")
 	case len(functions) == 0 && len(blocks) > 0:
 		return give(shell(step, blocks[len(blocks)-1][1], r.cwd), "")
 	}
@@ -206,28 +264,39 @@ func (r *rowRun) act(step int, m rowMessage, text string) error {
 	return r.t.add(e)
 }
 
-// rowCall reads a call, whose arguments are an object or that as text.
-func rowCall(tool string, arguments json.RawMessage, cwd string) Event {
+// call reads a call, whose arguments are an object or that as text.
+func (r *rowRun) call(tool string, arguments json.RawMessage) Event {
 	var text string
 	if json.Unmarshal(arguments, &text) == nil {
 		arguments = json.RawMessage(text)
 	}
 	var a struct {
 		Command string `json:"command"`
+		IsInput truth  `json:"is_input"`
+		agenttools.Arguments
 	}
-	if err := json.Unmarshal(arguments, &a); err != nil && tool == "bash" {
-		e := Event{Tool: tool}
-		e.skip("a call of a shell whose arguments are not understood")
-		return e
-	}
-	return rowTool(tool, a.Command, cwd)
-}
-
-func rowTool(tool, command, cwd string) Event {
-	if tool == "bash" || tool == "execute_bash" {
-		return shell(0, command, cwd)
-	}
+	err := json.Unmarshal(arguments, &a)
 	e := Event{Tool: tool}
-	e.skip("a tool of the agent (" + tool + ")")
+	switch {
+	case (tool == "bash" || tool == "execute_bash") && err != nil:
+		e.skip("a call of a shell whose arguments are not understood")
+	case tool == "bash":
+		return shell(0, a.Command, r.cwd)
+	case tool == "execute_bash" && bool(a.IsInput):
+		e.skip("input to a running command")
+	case tool == "execute_bash": // of OpenHands
+		r.aci = true
+		e.Command, e.Cwd = a.Command, r.cwd
+	case editors[tool] && err == nil:
+		call, why := a.Call(a.Command, r.aci)
+		if e.Call = call; call == nil {
+			e.skip(why)
+		}
+	default:
+		e.skip("a tool of the agent (" + tool + ")")
+	}
 	return e
 }
+
+// editors are names that agents have for one and the same.
+var editors = words("str_replace_editor file_editor str_replace_based_edit_tool")

@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"strings"
 	"time"
+
+	"github.com/boxwood-rl/boxwood/internal/agenttools"
 )
 
 // SWE-agent's .traj files, old and new:
@@ -16,9 +18,10 @@ import (
 // only the history. A retrying agent writes the attempt it chose as
 // "trajectory" and all of them as "attempts".
 
-// sweTools are commands of SWE-agent's own that exist in its sandbox only.
+// sweTools are commands of SWE-agent's own that exist in its sandbox only; some
+// can be done again.
 var sweTools = words("create insert edit open goto scroll_up scroll_down find_file search_file search_dir submit str_replace_editor " +
-	"view_image exit_cost exit_context exit_format skip exit_forfeit review_on_submit")
+	"filemap view_image exit_cost exit_context exit_format skip exit_forfeit review_on_submit")
 
 func errorf(format string, args ...any) error { return fmt.Errorf(format, args...) }
 
@@ -28,13 +31,17 @@ func shell(step int, action, cwd string) Event {
 	first, _, _ := strings.Cut(strings.TrimSpace(e.Command), "\n")
 	if first, _, _ = strings.Cut(first, " "); sweTools[first] {
 		e.Tool = first
-		e.skip("a tool of SWE-agent (" + first + ")")
+		call, why := agenttools.Parse(action)
+		if e.Call, e.Command = call, ""; call == nil {
+			e.skip(why)
+		}
 	}
 	return e
 }
 
 func readSWEAgent(s *stream, found shape, t *Trajectory) error {
 	ran := found.has("trajectory")
+	t.Kept = true
 	return s.object(func(name string) error {
 		switch {
 		case name == "trajectory":

@@ -18,6 +18,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/boxwood-rl/boxwood/internal/agenttools"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 )
 
@@ -29,9 +30,12 @@ type Event struct {
 	File string
 	// Tool that the agent used: "bash", "str_replace_editor" ...
 	Tool string
-	// Command is a line for bash; empty if Skip says why there is none.
+	// Command is a line for bash; empty if it is a call, or Skip says why there is none.
 	Command string
-	// Keystrokes as they were typed, where the format has those.
+	// Call of a tool of the agent's that can be done again.
+	Call *agenttools.Call
+	// Keystrokes as they were typed into a terminal, where the format has those.
+	// Command is what they are as a line of it.
 	Keystrokes string
 	// Cwd it ran in; empty: the start state's.
 	Cwd string
@@ -43,6 +47,8 @@ type Event struct {
 	ExitCode *int
 	// Output as recorded; nil: the format doesn't tell.
 	Output *string
+	// Hung says that it still ran when the agent stopped waiting for it.
+	Hung bool
 	// Merged says that Output has standard error mixed in.
 	Merged bool
 	// At is when it began, after the start of the recording; 0: not told.
@@ -59,12 +65,17 @@ type Trajectory struct {
 	Events []Event
 	// Other counts records that are no actions of the agent, by kind.
 	Other map[string]int
+	// Kept says that the agent's commands ran in one shell that stayed; else each
+	// had its own.
+	Kept bool
 	// Start is the manifest of the state it began in, relative to the file; only
 	// our format names one.
 	Start string
 	// continued is the file that it goes on in.
 	continued string
 	held      int
+	// began is when the recording did, if the format tells times of day.
+	began time.Time
 }
 
 // Skipped counts the events that can't be run again, by reason.
@@ -89,7 +100,7 @@ const (
 var errTooMuch = fault.New(fault.Unsupported, "trajectory_too_large", "its commands are larger than %d MiB in all", maxCommands>>20)
 
 func (e *Event) skip(reason string) {
-	e.Skip, e.Command, e.Output, e.ExitCode = reason, "", nil, nil
+	e.Skip, e.Command, e.Call, e.Output, e.ExitCode = reason, "", nil, nil, nil
 }
 
 // add gives an event to a trajectory.
@@ -97,6 +108,8 @@ func (t *Trajectory) add(e Event) error {
 	switch {
 	case e.Skip != "":
 		e.skip(e.Skip)
+	case e.Call != nil:
+		t.held += e.Call.Size()
 	case strings.TrimSpace(e.Command) == "":
 		e.skip("an empty command")
 	case strings.ContainsRune(e.Command, 0):
@@ -122,6 +135,8 @@ func (t *Trajectory) observe(event int, exit *int, output *string) {
 	e.ExitCode, e.Output = exit, nil
 	switch {
 	case output == nil:
+	case e.Call != nil && strings.HasPrefix(strings.TrimSpace(*output), "Your proposed edit has introduced new syntax error"):
+		e.skip("an edit that the agent's linter refused")
 	case len(*output) > maxOutput || t.held+len(*output) > maxHeld:
 		t.other("output too large to compare")
 	default:
@@ -129,6 +144,21 @@ func (t *Trajectory) observe(event int, exit *int, output *string) {
 		e.Output, e.Merged = &text, t.Format != formatName
 		t.held += len(text)
 	}
+}
+
+// at is a time of day after the recording's begin; 0: it isn't told.
+func (t *Trajectory) at(text string) time.Duration {
+	for _, layout := range []string{time.RFC3339Nano, "2006-01-02T15:04:05.999999999", "2006-01-02 15:04:05.999999999"} {
+		when, err := time.Parse(layout, text)
+		if err != nil {
+			continue
+		}
+		if t.began.IsZero() {
+			t.began = when
+		}
+		return max(0, when.Sub(t.began))
+	}
+	return 0
 }
 
 func (t *Trajectory) other(kind string) {

@@ -3,6 +3,7 @@ package trajectory
 import (
 	"bytes"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"maps"
@@ -13,9 +14,13 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/boxwood-rl/boxwood/internal/agenttools"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 )
+
+var update = flag.Bool("update", false, "write the golden file anew")
 
 func (e Event) String() string {
 	s := fmt.Sprintf("%d", e.Step)
@@ -34,7 +39,14 @@ func (e Event) String() string {
 	if e.Skip != "" {
 		return s + " skip " + e.Skip
 	}
-	s += fmt.Sprintf(" %q", e.Command)
+	if e.Call != nil {
+		s += " " + e.Call.Tool + " " + e.Call.String()
+	} else {
+		s += fmt.Sprintf(" %q", e.Command)
+	}
+	if e.Hung {
+		s += " hung"
+	}
 	if e.Cwd != "" {
 		s += " in " + e.Cwd
 	}
@@ -130,9 +142,9 @@ func TestFormats(t *testing.T) {
 			"other 1 message of role system",
 			"other 3 message of role user",
 			"asciicast-v2 job/c__3",
-			`3 at 1s took 250ms keys "ls\r" skip keystrokes, which need the recorded terminal`,
-			`7 at 3s keys "exit\r" skip keystrokes, which need the recorded terminal`,
-			`7 at 3s keys "q" skip keystrokes, which need the recorded terminal`,
+			`3 at 1s took 250ms keys "ls\r" "ls"`,
+			`7 at 3s keys "exit\r" "exit"`,
+			`7 at 3s keys "q" skip keystrokes that are not a command line`,
 			"other 1 change of the terminal's size",
 			"other 1 marker",
 			"other 2 output of the terminal",
@@ -163,10 +175,18 @@ func TestFormats(t *testing.T) {
 		{"nebius.jsonl", []string{
 			"nebius row 1 n1",
 			`3 "cat a" in /repo out "1"`,
-			"5 skip a tool of SWE-agent (edit)",
+			`5 edit_range 1 1 x in /repo/b out "ok"`,
 			`7 "python x.py" in /repo/b out "5"`,
 			"other 1 message of role system",
 			"other 1 message of role user",
+		}},
+		{"nebius.parquet", []string{
+			"nebius row 1 n1",
+			`2 "cd /w && ls" exit 2 out "a"`,
+			`2 str_replace_editor view /w/é out "seen"`,
+			"other 1 message of role user",
+			"nebius row 2",
+			"nebius row 3 n3",
 		}},
 		{"openhands-sdk-branch.json", []string{
 			"openhands-sdk",
@@ -179,7 +199,7 @@ func TestFormats(t *testing.T) {
 			"openhands-sdk",
 			`3 "echo 1" exit 0 out "1"`,
 			"5 skip a command that the agent's shell refused",
-			"7 skip a tool of the agent (file_editor)",
+			"7 skip a call of the editor whose arguments are not understood",
 			"8 skip an action that was not valid",
 			"9 skip an action that the user rejected",
 			"11 skip input to a running command",
@@ -189,8 +209,8 @@ func TestFormats(t *testing.T) {
 		{"openhands.json", []string{
 			"openhands",
 			`3 "ls" exit 0 out "a\n"`,
-			"5 skip a tool of the agent (edit)",
-			`7 "sleep 100" out "still"`,
+			`5 str_replace_editor create /a out "ok"`,
+			`7 "sleep 100" hung out "still"`,
 			"9 skip input to a running command",
 			"10 skip a command that the agent's shell refused",
 			"12 skip a tool of the agent (finish)",
@@ -205,7 +225,7 @@ func TestFormats(t *testing.T) {
 		{"swe-agent-history.traj", []string{
 			"swe-agent",
 			`4 "cat a" out "one"`,
-			"6 skip a tool of SWE-agent (open)",
+			`6 open a.py in /repo out "shown"`,
 			`8 "wc -l a.py" in /repo out "3 a.py"`,
 			"other 1 message of a demonstration",
 			"other 1 message of role system",
@@ -214,13 +234,13 @@ func TestFormats(t *testing.T) {
 		{"swe-agent-old.traj", []string{
 			"swe-agent",
 			`1 "ls -F" out "a.py\n"`,
-			"2 skip a tool of SWE-agent (edit)",
+			`2 edit_range 1 2 x = 1 in /repo out "done"`,
 			`3 "python a.py" in /repo out ""`,
 		}},
 		{"swe-agent.traj", []string{
 			"swe-agent",
 			`1 took 250ms "ls -F" out "a.py\r\n"`,
-			"2 took 100ms skip a tool of SWE-agent (str_replace_editor)",
+			`2 took 100ms str_replace_editor view /testbed/a.py in /testbed out "1"`,
 			`3 took 1.5s "cd src && python a.py" in /testbed out "7"`,
 			"4 skip an empty command",
 			`5 "pwd" in /testbed/src out "/testbed/src"`,
@@ -229,7 +249,7 @@ func TestFormats(t *testing.T) {
 		{"swe-smith.jsonl", []string{
 			"swe-smith row 1 r1",
 			`3 "ls src" out "a.py"`,
-			"5 skip a tool of the agent (str_replace_editor)",
+			`5 str_replace_editor view /a out "1"`,
 			"7 skip a tool of the agent (submit)",
 			"other 1 message of role system",
 			"other 1 message of role user",
@@ -240,19 +260,25 @@ func TestFormats(t *testing.T) {
 			"swe-smith row 4 r4",
 			`1 "grep x a\ny" out "x"`,
 		}},
+		{"swe-smith.parquet", []string{
+			"swe-smith row 1 s1",
+			`2 "ls" out "a"`,
+			"other 1 message of role system",
+			"error reading swe-smith.parquet: as Parquet: row 2: field messages: step 1: line 1: the file ends in the middle of a value",
+		}},
 		{"v2.cast", []string{
 			"asciicast-v2",
-			`3 at 1s took 250ms keys "ls\r" skip keystrokes, which need the recorded terminal`,
-			`7 at 3s keys "exit\r" skip keystrokes, which need the recorded terminal`,
-			`7 at 3s keys "q" skip keystrokes, which need the recorded terminal`,
+			`3 at 1s took 250ms keys "ls\r" "ls"`,
+			`7 at 3s keys "exit\r" "exit"`,
+			`7 at 3s keys "q" skip keystrokes that are not a command line`,
 			"other 1 change of the terminal's size",
 			"other 1 marker",
 			"other 2 output of the terminal",
 		}},
 		{"v3.cast", []string{
 			"asciicast-v3",
-			`2 at 1s keys "ls\r" skip keystrokes, which need the recorded terminal`,
-			`4 at 2.5s keys "\x03" skip keystrokes, which need the recorded terminal`,
+			`2 at 1s keys "ls\r" "ls"`,
+			`4 at 2.5s keys "\x03" skip keystrokes that are not a command line`,
 			"other 1 end of the recorded program",
 			"other 1 output of the terminal",
 		}},
@@ -311,7 +337,7 @@ func TestBadFiles(t *testing.T) {
 		{"cut in a character", "{\"trajectory\": [{\"action\": \"\xc3", "a byte that is not UTF-8"},
 		{"gzip", "\x1f\x8b\x08", "compressed with gzip"},
 		{"zip", "PK\x03\x04", "a zip archive"},
-		{"Parquet", "PAR1 and no more", "a Parquet file"},
+		{"Parquet", "PAR1 and no more", "as Parquet: its end is missing"},
 		{"deep", strings.Repeat("[", 200000), "line 1: the file ends"},
 		{"a value too large", `{"trajectory": [{"action": "` + strings.Repeat("x", maxValue) + `"}]}`, "line 1: a value is larger than 64 MiB"},
 		{"two values", `{"trajectory":[]}` + "\n" + `{"trajectory":[]}`, "more follows after the trajectory"},
@@ -518,8 +544,8 @@ func FuzzRead(f *testing.F) {
 				return true
 			}
 			for _, e := range got.Events {
-				if (e.Skip == "") == (e.Command == "") {
-					t.Errorf("an event must have either a command or a reason: %+v", e)
+				if n := len(slices.DeleteFunc([]bool{e.Skip != "", e.Command != "", e.Call != nil}, func(is bool) bool { return !is })); n != 1 {
+					t.Errorf("an event must have one of a command, a call and a reason: %+v", e)
 				}
 				if e.Skip != "" && (e.Output != nil || e.ExitCode != nil) {
 					t.Errorf("an event that isn't run expects something: %+v", e)
@@ -557,6 +583,12 @@ func TestCompare(t *testing.T) {
 	}{
 		{"nothing recorded", Event{}, Observed{ExitCode: 1}, ""},
 		{"another exit", Event{ExitCode: &zero}, Observed{ExitCode: 2}, "exit 2, recorded 0"},
+		{"what a tool clipped", Event{Output: text("a\nb\n<response clipped><NOTE>x")}, Observed{Stdout: "a\nb\nc\nd"}, ""},
+		{"a complaint", Event{Output: text("ERROR:\nInvalid `view_range` parameter: 7"), Call: &agenttools.Call{}}, Observed{Stdout: "Invalid `view_range`", Complained: true}, ""},
+		{"another complaint", Event{Output: text("The file is edited"), Call: &agenttools.Call{}}, Observed{Stdout: "The path x does not exist", Complained: true}, `line 1 of the output is "The path x does not exist", recorded "The file is edited"`},
+		{"a deadline", Event{ExitCode: &zero}, Observed{TimedOut: true}, "it did not end in time"},
+		{"what ran on then, too", Event{Output: text("up"), Hung: true}, Observed{TimedOut: true}, ""},
+		{"ids, processes and sizes", Event{Output: text("total 8\n[1] 77\nPID: 12\n01234567-89ab-cdef-0123-456789abcdef")}, Observed{Stdout: "total 12\n[1] 4711\nPID: 9\nffffffff-89ab-cdef-0123-456789abcdef"}, ""},
 		{"times and hashes", Event{Output: text("Ran 3 tests in 0.012s\n[main 1a2b3c4] x\nat 0x7f00aa\n")}, Observed{Stdout: "Ran 3 tests in 1.5s\n[main 9f8e7d6] x\nat 0x7f11bb"}, ""},
 		{"numbers are no hashes", Event{Output: text("12345678")}, Observed{Stdout: "87654321"}, `line 1 of the output is "87654321", recorded "12345678"`},
 		{"a line less", Event{Output: text("a\nb")}, Observed{Stdout: "a"}, `line 2 of the output is missing: "b"`},
@@ -604,13 +636,13 @@ func TestRealFiles(t *testing.T) {
 		runnable     int // events that can be run again
 		all          int
 	}{
-		{"sweagent_marshmallow-1867_function_calling_replace.traj", "swe-agent", 4, 11},
+		{"sweagent_marshmallow-1867_function_calling_replace.traj", "swe-agent", 9, 11},
 		{"minisweagent_github_issue.traj.json", "mini-swe-agent", 9, 10},
 		{"minisweagent_rfc_example.traj.json", "mini-swe-agent", 2, 3},
-		{"openhands_basic_gui_mode.json", "openhands", 2, 5},
-		{"openhands_wrong_initial_state.json", "openhands", 1, 4},
+		{"openhands_basic_gui_mode.json", "openhands", 4, 5},
+		{"openhands_wrong_initial_state.json", "openhands", 3, 4},
 		{"openhands_sdk_v1_events.jsonl", "openhands-sdk", 1, 2},
-		{"atif_openhands_hello-world.json", "atif", 0, 2},
+		{"atif_openhands_hello-world.json", "atif", 1, 2},
 		{"atif_terminus2_linear-history.json", "atif", 3, 4},
 		{"atif_terminus2_linear-history.cont-1.json", "atif", 2, 5},
 		{"asciicast_v2_sample.cast", "asciicast-v2", 0, 0},
@@ -627,6 +659,56 @@ func TestRealFiles(t *testing.T) {
 		t.Logf("%s: %d events, %v", c.file, len(got.Events), got.Skipped())
 		if got.Format != c.format || len(got.Events) != c.all || len(got.Events)-skipped != c.runnable {
 			t.Errorf("%s: %s with %d events, %d runnable", c.file, got.Format, len(got.Events), len(got.Events)-skipped)
+		}
+	}
+}
+
+// TestATIFIsReadAgain would fail if what is written as ATIF were another path
+// of turns, or if a shared turn counted in two files.
+func TestATIFIsReadAgain(t *testing.T) {
+	one, zero := 1, 0
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	run := ATIFRun{Run: "tr_1", ID: "nd_5", Agent: "boxwood", Version: "0", Extra: map[string]any{"leaf": "nd_5"}, Turns: []ATIFTurn{
+		{ID: "nd_1", Copied: true, At: at},
+		{ID: "nd_2", Copied: true, At: at.Add(time.Second), Command: "touch <a>", ExitCode: &zero},
+		{ID: "nd_3", At: at.Add(2 * time.Second), Command: "cat \"é\"\n", ExitCode: &one, Output: "<a> & é\n", Extra: map[string]any{"verdict": "none"}},
+		{ID: "nd_4", At: at.Add(3 * time.Second), What: "# write 3 bytes to /x"},
+		{ID: "nd_5", At: at.Add(4 * time.Second), Command: "xxd", ExitCode: &zero, Output: "\xff\x00"},
+		{ID: "nd_6", At: at.Add(5 * time.Second), Command: "yes", ExitCode: &zero, Output: "y\n", Cut: true},
+	}}
+	var b bytes.Buffer
+	if err := WriteATIF(&b, run); err != nil {
+		t.Fatal(err)
+	}
+	// Harbor's own models read this file, too: test_harbor.py.
+	golden := filepath.Join("testdata", "atif-written.json")
+	if *update {
+		if err := os.WriteFile(golden, b.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if kept, err := os.ReadFile(golden); err != nil || string(kept) != b.String() {
+		t.Errorf("%s isn't what is written (-update writes it), %v:\n%s", golden, err, &b)
+	}
+	got, err := readText(t, "a.json", b.String())
+	if err != nil {
+		t.Fatalf("%v in\n%s", err, &b)
+	}
+	want := []string{
+		"atif",
+		"2 at 1s skip context copied from an earlier file",
+		`3 at 2s "cat \"é\"\n" exit 1 out "<a> & é\n"`,
+		"4 at 3s skip a tool of the agent (boxwood_turn)",
+		`5 at 4s "xxd" exit 0`,
+		`6 at 5s "yes" exit 0`,
+		"other 1 step of source system",
+	}
+	if lines := describe(got, nil); !slices.Equal(lines, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(lines, "\n"), strings.Join(want, "\n"))
+	}
+	for _, part := range []string{`"node":"nd_3"`, `"verdict":"none"`, `"session_id":"tr_1"`, `"trajectory_id":"nd_5"`, `"timestamp":"2026-01-02T03:04:07.000000Z"`} {
+		if !strings.Contains(b.String(), part) {
+			t.Errorf("%s is not in\n%s", part, &b)
 		}
 	}
 }

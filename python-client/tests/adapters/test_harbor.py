@@ -9,9 +9,10 @@ import pytest
 
 pytest.importorskip("harbor", reason="harbor is not installed: make test-adapters")
 
-from conftest import pinned, same_signatures
+from conftest import REPOSITORY, pinned, same_signatures
 from harbor.environments.base import BaseEnvironment
 from harbor.models.task.config import EnvironmentConfig as TaskEnvironment
+from harbor.models.trajectories import Trajectory
 from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig
 from harbor.models.trial.paths import TrialPaths
 from harbor.trial.trial import Trial
@@ -78,6 +79,13 @@ def test_a_trial(base_image: str, tmp_path: Path, solution: str, reward: float) 
     asyncio.run(main())
     with boxwood.connect() as client:
         assert not client.sandboxes()
+
+
+def test_what_we_write_as_atif_is_a_trajectory() -> None:
+    written = REPOSITORY / "internal" / "trajectory" / "testdata" / "atif-written.json"
+    read = Trajectory.model_validate_json(written.read_text())
+    assert [s.is_copied_context for s in read.steps] == [True, True, None, None, None, None]
+    assert read.steps[2].extra == {"boxwood": {"node": "nd_3", "verdict": "none", "exit_code": 1}}
 
 
 def test_an_environment_forks(base_image: str, tmp_path: Path) -> None:

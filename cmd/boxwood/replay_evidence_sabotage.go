@@ -1,0 +1,8 @@
+//go:build sabotage_evidence
+
+package main
+
+const (
+	beginsAnew = false
+	countsAll  = true
+)

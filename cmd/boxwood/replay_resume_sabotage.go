@@ -1,0 +1,8 @@
+//go:build sabotage_resume
+
+package main
+
+const (
+	beginsAnew = true
+	countsAll  = false
+)
