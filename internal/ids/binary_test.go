@@ -52,7 +52,7 @@ func TestCheck(t *testing.T) {
 		err := Check(bad, "nd_", "node")
 		if err == nil {
 			t.Errorf("%q was taken for an id", bad)
-		} else if text := err.Error(); !strings.Contains(text, "node") || strings.ContainsAny(text, "\n\xff") || strings.Contains(text, "ulid") {
+		} else if text := err.Error(); !strings.Contains(text, "node") || strings.Contains(text, "\n") || strings.Contains(text, "ulid") {
 			t.Errorf("%q is refused with %q", bad, text)
 		}
 	}
