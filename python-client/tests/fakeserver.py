@@ -239,12 +239,19 @@ class Fake(State, boxwood_pb2_grpc.BoxwoodServicer):
         chunks = [r.chunk for r in requests]
 
         def Upload(self: Fake, start: Any, context: Any) -> Any:
+            data = io.BytesIO(b"".join(chunks))
+            try:
+                with tarfile.open(fileobj=data) as archive:
+                    entries = len(archive.getmembers())
+            except tarfile.ReadError as error:  # a stream that its client broke off can end as if it were whole
+                raise fault("INVALID_ARGUMENT", "bad_archive", str(error)) from None
+            data.seek(0)
             with self.within(start.sandbox_id, start.turn_id, f"# upload {start.path}") as (box, reply):
-                with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as archive:
+                with tarfile.open(fileobj=data) as archive:
                     target = self.path(box, start.path)
                     target.mkdir(parents=True, exist_ok=True)
                     archive.extractall(target, filter="tar")
-                    reply["entries"] = len(archive.getmembers())
+                    reply["entries"] = entries
             return pb.UploadResponse(**reply)
 
         return guarded(Upload)(self, start, context)

@@ -395,6 +395,12 @@ class State:
         reply: dict[str, Any] = {}
         turn = self.open(turn_id) if turn_id else self.begin(sandbox_id, 0)
         turn.texts.append(text.encode())
-        yield turn.box, reply
+        try:
+            yield turn.box, reply
+        except BaseException:
+            if not turn_id:
+                turn.box.turn = None
+                turn.box.busy.release()
+            raise
         if not turn_id:
             reply["result"] = self.finish(turn, pb.TURN_STATUS_COMPLETED, pb.NodeInput())
