@@ -85,9 +85,10 @@ func TestLimitsGoWhereTheControllerLives(t *testing.T) {
 	}
 }
 
-func TestGroup(t *testing.T) {
-	testenv.Require(t, testenv.Root)
-	r, err := OpenRoot(fmt.Sprintf("boxwood-test-%d", os.Getpid()))
+// mustRoot makes a root of a test's own, which must be empty at its end.
+func mustRoot(t *testing.T, name string) *Root {
+	t.Helper()
+	r, err := OpenRoot(fmt.Sprintf("boxwood-test-%d-%s", os.Getpid(), name))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,6 +97,12 @@ func TestGroup(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	return r
+}
+
+func TestGroup(t *testing.T) {
+	testenv.Require(t, testenv.Root)
+	r := mustRoot(t, "group")
 	g, err := r.Make("5", 123456, Limits{MemoryBytes: 64 << 20, Pids: 10, CPUMillis: 500})
 	if err != nil {
 		t.Fatal(err)
@@ -158,15 +165,7 @@ func TestGroup(t *testing.T) {
 // A freeze that isn't reached in time is undone: what stayed frozen would stall whoever comes next.
 func TestAFreezeThatFailsIsUndone(t *testing.T) {
 	testenv.Require(t, testenv.Root)
-	r, err := OpenRoot(fmt.Sprintf("boxwood-test-%d-freeze", os.Getpid()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := r.Remove(); err != nil {
-			t.Error(err)
-		}
-	})
+	r := mustRoot(t, "freeze")
 	g, err := r.Make("5", 123456, Limits{})
 	if err != nil {
 		t.Fatal(err)

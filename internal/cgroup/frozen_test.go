@@ -74,15 +74,7 @@ func TestWhatIsFrozenStandsStill(t *testing.T) {
 		{"below two that sleep", "run/2", "run", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r, err := OpenRoot(fmt.Sprintf("boxwood-test-%d-frozen", os.Getpid()))
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() {
-				if err := r.Remove(); err != nil {
-					t.Error(err)
-				}
-			})
+			r := mustRoot(t, "frozen")
 			g, err := r.Make("5", 123456, Limits{})
 			if err != nil {
 				t.Fatal(err)

@@ -39,11 +39,7 @@ func init() {
 
 func TestKillEndsAProcessWhoseFirstThreadHasExited(t *testing.T) {
 	testenv.Require(t, testenv.Root)
-	r, err := OpenRoot(fmt.Sprintf("boxwood-test-%d", os.Getpid()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Remove()
+	r := mustRoot(t, "headless")
 	g, err := r.Make("7", 123457, Limits{Pids: 100})
 	if err != nil {
 		t.Fatal(err)
