@@ -42,8 +42,7 @@ func (r *replay) resume(ctx context.Context, labels map[string]string) (from int
 			break
 		}
 		if e.Skip != "" {
-			r.left++
-			err = r.printTurn(turnReport{Step: e.Step, Skipped: e.Skip, Earlier: true})
+			err = r.skipped(e, "", e.Skip, true)
 		} else {
 			last = id
 			err = r.again(ctx, e, id)

@@ -198,8 +198,7 @@ func (r *replay) identity() string {
 func (r *replay) turn(ctx context.Context, i int) error {
 	e := r.file.Events[i]
 	if e.Skip != "" {
-		r.left++
-		return r.printTurn(turnReport{Step: e.Step, Skipped: e.Skip})
+		return r.skipped(e, "", e.Skip, false)
 	}
 	if name := r.session(e); name != "" {
 		if err := r.open(ctx, name); err != nil {
@@ -339,9 +338,8 @@ func (r *replay) observed(e trajectory.Event, o trajectory.Observed, n *pb.Node,
 		report.Tool, report.Command = e.Call.Tool, e.Call.String()
 	}
 	if unable != "" {
-		r.left++
 		r.unable[unable]++
-		return r.printTurn(turnReport{Step: e.Step, Node: n.GetId(), Skipped: unable, Earlier: earlier})
+		return r.skipped(e, n.GetId(), unable, earlier)
 	}
 	r.result.Turns++
 	if earlier {
@@ -368,6 +366,12 @@ func (r *replay) observed(e trajectory.Event, o trajectory.Observed, n *pb.Node,
 		r.lines = append(r.lines, line)
 	}
 	return r.printTurn(report)
+}
+
+// skipped takes note of an action that is left out, and prints it.
+func (r *replay) skipped(e trajectory.Event, node, why string, earlier bool) error {
+	r.left++
+	return r.printTurn(turnReport{Step: e.Step, Node: node, Skipped: why, Earlier: earlier})
 }
 
 func (r *replay) writeRecord() error {

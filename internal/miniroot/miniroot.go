@@ -71,7 +71,7 @@ func build() (string, error) {
 // once and goes with the clone; a test run elsewhere keeps it in the temporary folder.
 func kept(name string, fill func(work string) error) (string, error) {
 	folder := filepath.Join(os.TempDir(), "boxwood-roots")
-	if module := module(); module != "" {
+	if module := moduleFolder(); module != "" {
 		folder = filepath.Join(module, ".cache", "roots")
 	}
 	dir := filepath.Join(folder, name)
@@ -97,8 +97,8 @@ func kept(name string, fill func(work string) error) (string, error) {
 	return dir, nil
 }
 
-// module is the folder of the go.mod at or above the working folder, or "".
-func module() string {
+// moduleFolder is that of the go.mod at or above the working folder, or "".
+func moduleFolder() string {
 	dir, err := os.Getwd()
 	for ; err == nil; dir = filepath.Dir(dir) {
 		if _, serr := os.Stat(filepath.Join(dir, "go.mod")); serr == nil {
