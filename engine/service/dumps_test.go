@@ -475,15 +475,15 @@ func TestADumpInWhichAProcessRanIsMadeAgain(t *testing.T) {
 	ran := make(chan string, 1)
 	go func() {
 		defer close(ran)
-		ran <- d.run(t, sb.GetId(), `(while :; do n=$((n+1)); echo $n >>/counted-on; sleep 0.01; done) >/dev/null 2>&1 &`).GetNode().GetId()
+		ran <- d.run(t, sb.GetId(), `(while :; do n=$((n+1)); echo $n >>/counted-on; sleep 0.01; done) >/dev/null 2>&1 & until [ -s /counted-on ]; do :; done`).GetNode().GetId()
 	}()
 	until(t, "the daemon stops", func() bool {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", d.cmd.Process.Pid))
 		return err == nil && strings.Contains(string(stat), ") T ")
 	})
-	pid, group := d.groupOf(t, "/counted-on")
+	pid1, group := d.groupOf(t, "/counted-on")
 	lines := func() int {
-		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/root/counted-on", pid))
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/root/counted-on", pid1))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -507,8 +507,8 @@ func TestADumpInWhichAProcessRanIsMadeAgain(t *testing.T) {
 	free(t, d, child, sb)
 }
 
-// groupOf finds a process of a sandbox by what is in its command line, and its sandbox's v2 group.
-func (d *daemon) groupOf(t testing.TB, command string) (pid int, dir string) {
+// groupOf finds a sandbox by what is in the command line of one of its processes: its pid 1 as the host counts, and its v2 group.
+func (d *daemon) groupOf(t testing.TB, command string) (pid1 int, dir string) {
 	t.Helper()
 	mounts, err := cgroup.FindMounts("/proc/self/mountinfo")
 	if err != nil {
@@ -522,12 +522,12 @@ func (d *daemon) groupOf(t testing.TB, command string) (pid int, dir string) {
 		}
 		text, err := os.ReadFile(filepath.Dir(file) + "/cgroup")
 		_, in, ok := strings.Cut(string(text), "0::"+root)
-		if err != nil || !ok {
-			continue
+		pid1 := pidOne(filepath.Dir(file))
+		if err != nil || !ok || pid1 == 0 {
+			continue // it has ended meanwhile
 		}
 		slot, _, _ := strings.Cut(in, "/")
-		pid, _ = strconv.Atoi(filepath.Base(filepath.Dir(file)))
-		return pid, mounts.V2 + root + slot
+		return pid1, mounts.V2 + root + slot
 	}
 	t.Fatalf("no sandbox has a process with %q", command)
 	return 0, ""

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -392,41 +393,39 @@ func TestLostSandbox(t *testing.T) {
 	}
 }
 
-// killPidOne kills the first process of the pid namespace that the process with
-// this folder of /proc is in.
-func killPidOne(t testing.TB, proc string) {
-	t.Helper()
+// pidOne is the first process, as the host counts, of the pid namespace that the process with this folder of /proc is in; 0 if
+// that is gone.
+func pidOne(proc string) int {
 	ns, err := os.Readlink(filepath.Join(proc, "ns/pid"))
 	if err != nil {
-		t.Fatal(err)
+		return 0
 	}
-	all, err := filepath.Glob("/proc/[0-9]*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	all, _ := filepath.Glob("/proc/[0-9]*")
 	for _, p := range all {
 		if other, err := os.Readlink(filepath.Join(p, "ns/pid")); err != nil || other != ns {
 			continue
 		}
-		status, err := os.ReadFile(filepath.Join(p, "status"))
-		if err != nil {
-			continue
-		}
+		status, _ := os.ReadFile(filepath.Join(p, "status"))
 		for line := range strings.Lines(string(status)) {
-			f := strings.Fields(line)
-			if len(f) == 3 && f[0] == "NSpid:" && f[2] == "1" {
-				var pid int
-				for _, c := range filepath.Base(p) {
-					pid = pid*10 + int(c-'0')
-				}
-				if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-					t.Fatal(err)
-				}
-				return
+			if f := strings.Fields(line); len(f) == 3 && f[0] == "NSpid:" && f[2] == "1" {
+				pid, _ := strconv.Atoi(filepath.Base(p))
+				return pid
 			}
 		}
 	}
-	t.Fatal("no pid 1 in " + ns)
+	return 0
+}
+
+// killPidOne kills that.
+func killPidOne(t testing.TB, proc string) {
+	t.Helper()
+	pid := pidOne(proc)
+	if pid == 0 {
+		t.Fatal("no pid 1 where " + proc + " is")
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func TestExportedTables(t *testing.T) {

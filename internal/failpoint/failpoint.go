@@ -8,6 +8,7 @@ package failpoint
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -104,7 +105,11 @@ func (p *plan) hit(step string) error {
 		_ = syscall.Kill(syscall.Getpid(), syscall.SIGKILL)
 		select {} // nothing runs on after it
 	case Stop:
-		_ = syscall.Kill(syscall.Getpid(), syscall.SIGSTOP)
+		// To this very thread, which thus is the first to stand. A signal to the process may be taken by another one, and
+		// this one would go on for a moment into what the test wants to come before.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		_ = syscall.Tgkill(syscall.Getpid(), syscall.Gettid(), syscall.SIGSTOP)
 		return nil
 	case Panic:
 		panic("failpoint " + step)
