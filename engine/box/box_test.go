@@ -118,7 +118,7 @@ func startBox(t testing.TB, h *Host, change ...func(*Identity)) *box {
 
 func mustKill(t testing.TB, b Box) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := b.Kill(ctx); err != nil {
 		t.Error(err)
@@ -145,7 +145,7 @@ func execCtx(t testing.TB, ctx context.Context, b Box, c Command) result {
 		c.Env = []string{"PATH=/bin", "HOME=/root"}
 	}
 	if c.Deadline.IsZero() {
-		c.Deadline = time.Now().Add(30 * time.Second)
+		c.Deadline = time.Now().Add(time.Minute)
 	}
 	e, err := b.Exec(ctx, c)
 	if err != nil {

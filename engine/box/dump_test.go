@@ -135,7 +135,7 @@ func TestAFrozenBoxOutlivesItsDaemon(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := groups.Leftover(fmt.Sprint(r.Slot)).Dir
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := cgroup.Await(ctx, dir, "frozen", 1); err != nil {
 		t.Fatal(err)

@@ -132,7 +132,7 @@ func TestManyAtOnce(t *testing.T) {
 
 func TestPoolRefills(t *testing.T) {
 	h := openHost(t, func(c *Config) { c.Zygotes = 3 })
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	for range 3 {
 		if err := h.WaitReady(ctx, 3); err != nil {
@@ -232,7 +232,7 @@ func TestAdopt(t *testing.T) {
 	cmd.Process.Kill()
 	cmd.Wait()
 
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	h2, err := Open(Config{RunDir: h.cfg.RunDir, CgroupRoot: h.cfg.CgroupRoot + "x"})
 	if err != nil {
@@ -350,7 +350,7 @@ func TestSweep(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer h2.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := h2.WaitReady(ctx, 1); err != nil { // in a slot of its own
 		t.Fatal(err)

@@ -46,13 +46,11 @@ func BenchmarkFork(b *testing.B) {
 // settle waits until everything released is gone and the zygotes are back.
 func (d *daemon) settle(t testing.TB) {
 	t.Helper()
-	for {
+	until(t, "nothing is left to do", func() bool {
 		i, err := d.client.GetInfo(ctx(t), &boxwoodv1.GetInfoRequest{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if i.GetPendingRemovals() == 0 && i.GetZygotesReady() >= 8 {
-			return
-		}
-	}
+		return i.GetPendingRemovals() == 0 && i.GetZygotesReady() >= 8
+	})
 }

@@ -25,10 +25,7 @@ func TestAServerIsForked(t *testing.T) {
 	d := running(t)
 	_, sb := d.newTree(t)
 	n := d.run(t, sb.GetId(), `mkfifo /in /out; (n=0; while :; do read -r line </in; n=$((n+1)); echo "$n $line" >/out; done) >/dev/null 2>&1 & echo started`).GetNode()
-	got := d.captured(t, n.GetId())[0]
-	if got.GetCapture() != boxwoodv1.CaptureStatus_CAPTURE_STATUS_CAPTURED {
-		t.Fatalf("%v: %s", got.GetCapture(), got.GetWithheldReason())
-	}
+	d.saved(t, n.GetId())
 	ask := func(sb *boxwoodv1.Sandbox, want string) {
 		t.Helper()
 		if got := d.ok(t, sb.GetId(), `echo hello >/in; cat /out`); got != want {
@@ -61,9 +58,7 @@ func TestAnIdleServerIsNoChange(t *testing.T) {
 	d := running(t)
 	_, sb := d.newTree(t)
 	n := d.run(t, sb.GetId(), `mkfifo /in; (while read -r line; do echo "$line" >>/out; done <>/in) >/dev/null 2>&1 & until test -p /in; do :; done`).GetNode()
-	if got := d.captured(t, n.GetId())[0]; got.GetCapture() != boxwoodv1.CaptureStatus_CAPTURE_STATUS_CAPTURED {
-		t.Fatalf("%v: %s", got.GetCapture(), got.GetWithheldReason())
-	}
+	d.saved(t, n.GetId())
 	for _, s := range append(d.fork(t, n.GetId(), 2), sb) {
 		for _, c := range []struct {
 			shell string

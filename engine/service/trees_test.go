@@ -119,18 +119,14 @@ func TestPruneGivesTheStateBack(t *testing.T) {
 		}
 		return i.GetPoolBytesUsed()
 	}
-	until := func(what string, ok func() bool) {
-		t.Helper()
-		for deadline := time.Now().Add(40 * time.Second); !ok(); {
-			if time.Now().After(deadline) {
-				t.Fatalf("%s: the pool holds %d bytes", what, used())
-			}
-		}
-	}
+	until(t, "nothing of earlier tests goes away meanwhile", func() bool {
+		i, err := d.client.GetInfo(ctx(t), &boxwoodv1.GetInfoRequest{})
+		return err == nil && i.GetPendingRemovals() == 0
+	})
 	before := used()
 	lost := d.run(t, sb.GetId(), "head -c 100000000 /dev/urandom > /root/lost").GetNode()
 	d.captured(t, lost.GetId())
-	until("written", func() bool { return used() > before+90_000_000 })
+	until(t, "it is written", func() bool { return used() > before+90_000_000 })
 	if _, err := d.client.Prune(ctx(t), &boxwoodv1.PruneRequest{NodeId: lost.GetId()}); reason(err) != "sandbox_there" {
 		t.Fatalf("pruning where a sandbox stands: %v", err)
 	}
@@ -151,7 +147,7 @@ func TestPruneGivesTheStateBack(t *testing.T) {
 	if again, err := d.client.Prune(ctx(t), ask); err != nil || !proto.Equal(again, r) {
 		t.Fatalf("the same prune again: %v, %v; it was %v", again, err, r)
 	}
-	until("pruned", func() bool { return used() < before+20_000_000 })
+	until(t, "it is pruned", func() bool { return used() < before+20_000_000 })
 	if _, err := d.client.GetNode(ctx(t), &boxwoodv1.GetNodeRequest{NodeId: lost.GetId()}); reason(err) != "node_not_found" {
 		t.Fatalf("a pruned node: %v", err)
 	}
@@ -340,7 +336,7 @@ func TestLeasesEnd(t *testing.T) {
 		}
 		return err == nil
 	})
-	for deadline := time.Now().Add(30 * time.Second); ; {
+	until(t, "the lease ends", func() bool {
 		there := map[string]bool{}
 		for _, s := range d.list(t) {
 			there[s.GetId()] = true
@@ -348,13 +344,8 @@ func TestLeasesEnd(t *testing.T) {
 		if !there[renewed] {
 			t.Fatal("a renewed sandbox was ended")
 		}
-		if !there[short] {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("a sandbox outlived its lease")
-		}
-	}
+		return !there[short]
+	})
 	if _, err := d.tryRun(t, &boxwoodv1.RunTurnRequest{SandboxId: short, Command: &boxwoodv1.Command{Shell: []byte("true")}}); reason(err) != "sandbox_gone" {
 		t.Fatalf("a turn after the lease: %v", err)
 	}

@@ -134,28 +134,30 @@ func TestTrialsThatFail(t *testing.T) {
 	expected.Store(d.dir, "lost_state") // of those that were spoiled after their trial
 	d.importRoot(t)
 	_, sb := d.newTree(t)
-	node := d.saved(t, d.run(t, sb.GetId(), sleeper).GetNode().GetId())
-	d.spoil(t)
-	n := d.becomes(t, node, withheld)
+	var n *boxwoodv1.Node
+	for n.GetCapture() != withheld { // a trial may come before the dump is spoiled
+		node := d.saved(t, d.run(t, sb.GetId(), sleeper).GetNode().GetId())
+		d.spoil(t)
+		until(t, "the dump is tried", func() bool { n = d.captured1(t, node); return n.GetCapture() != captured })
+	}
 	if !strings.Contains(n.GetWithheldReason(), "can't be restored") {
 		t.Error(n.GetWithheldReason())
 	}
-	for until := time.Now().Add(20 * time.Second); !strings.Contains(d.says(t, "trial restores"), " 1 failed"); {
-		if time.Now().After(until) {
-			t.Fatal(d.says(t, "trial restores"))
-		}
-	}
+	until(t, "the trial is counted as failed", func() bool { return strings.Contains(d.says(t, "trial restores"), " 1 failed") })
 	next := d.saved(t, d.run(t, sb.GetId(), "true").GetNode().GetId())
-	if c := d.fork(t, next, 1)[0]; strings.TrimSpace(d.ok(t, c.GetId(), `cat /proc/[0-9]*/comm | grep -c '^sleep$'`)) != "1" {
+	const sleeping = `cat /proc/[0-9]*/comm | grep -c '^sleep$'`
+	if there, c := d.ok(t, sb.GetId(), sleeping), d.fork(t, next, 1)[0]; d.ok(t, c.GetId(), sleeping) != there {
 		t.Error("the child isn't what was captured anew")
 	}
 
 	// Before its end, too, of which the caller needs to wait for nothing.
-	_, other := d.newTree(t)
-	last := d.saved(t, d.run(t, other.GetId(), sleeper).GetNode().GetId())
-	d.spoil(t)
-	free(t, d, other)
-	d.becomes(t, last, withheld)
+	for n = nil; n.GetCapture() != withheld; {
+		_, other := d.newTree(t)
+		last := d.saved(t, d.run(t, other.GetId(), sleeper).GetNode().GetId())
+		d.spoil(t)
+		free(t, d, other)
+		until(t, "it is tried", func() bool { n = d.captured1(t, last); return n.GetCapture() != captured })
+	}
 }
 
 // The daemon is killed while it tries a restore before the end of a sandbox. The next one finds the
