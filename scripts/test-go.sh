@@ -11,4 +11,4 @@ if [ -n "${PKG:-}${RUN:-}" ]; then
 fi
 go build -o bin/show-tests ./internal/acceptance/show
 # Not cached: what these tests find depends on the kernel, not on files alone.
-go test -json -count=1 -timeout "${TIMEOUT:-20m}" ${RUN:+-run "$RUN"} "${PKG:-./...}" </dev/null 2>&1 | bin/show-tests "$results"
+go test -json -count=1 -timeout "${TIMEOUT:-45m}" ${RUN:+-run "$RUN"} "${PKG:-./...}" </dev/null 2>&1 | bin/show-tests "$results"
