@@ -2,6 +2,7 @@
 # run.sh NAME: measures a claim beside its baseline on a daemon of its own and
 # prints JSON lines {"bench","metric","value","unit","n","conditions"} on standard
 # output, everything else on standard error. LONG=1 is the thorough form.
+# density: ROWS=n256,n16_zero_wait measures these alone, EACH=5 has sandboxes wait for 5 s in each arm (or do 5 turns where none waits).
 # Names: fork, turn, client, capture, isolation, density, learning, inspector, tree, sched-sim. Needs root. A plot goes to benchmarks/out/ where
 # matplotlib is (learning draws its own).
 set -euo pipefail
@@ -95,7 +96,7 @@ fork)
   "$python" "$here/fork_first_true.py" --image bench:1 ${LONG:+--long}
   ;;
 capture) "${forkbench[@]}" -captures ;;
-density) "${forkbench[@]}" -density ;;
+density) "${forkbench[@]}" -density -rows "${ROWS:-}" -each "${EACH:-0}" ;;
 isolation)
   "$here/isolation.sh"
   "${forkbench[@]}" -isolation

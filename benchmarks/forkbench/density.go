@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -42,21 +43,43 @@ type load struct {
 	pairs     int     // of an arm that captures and one that doesn't
 }
 
-// density measures many sandboxes that run turns and wait for their models, with captures and without.
-func (b *bench) density(ctx context.Context) {
+// density measures many sandboxes that run turns and wait for their models, with captures and without: the rows that are named, or all of them,
+// and each as long as is said, if it is.
+func (b *bench) density(ctx context.Context, rows string, each int) {
+	loads := []load{
+		{"n16", 16, 8, b.scale(10, 60), b.scale(3, 8)},
+		{"n64", 64, 4, b.scale(10, 60), b.scale(3, 8)},
+		{"n256", 256, 2, b.scale(12, 60), b.scale(2, 5)},
+		{"n16_zero_wait", 16, 0, b.scale(30, 200), b.scale(3, 8)},
+	}
+	all := []string{"idle"}
+	for _, l := range loads {
+		all = append(all, l.name)
+	}
+	only := all
+	if rows != "" {
+		only = strings.Split(rows, ",")
+	}
+	for _, name := range only {
+		if !slices.Contains(all, name) {
+			log.Fatalf("density has no row %q: it has %s", name, strings.Join(all, ", "))
+		}
+	}
 	info, err := b.client.GetInfo(ctx, &pb.GetInfoRequest{})
 	must(err)
 	b.conditions = fmt.Sprintf("%d cores, Linux %s, %d zygotes, other load %s", runtime.NumCPU(), info.Kernel, info.ZygotesReady, loadAverage())
 	var recorded struct{ Runs [][]float64 }
 	must(json.Unmarshal(recordedWaits, &recorded))
-	b.idle(ctx, info.ZygotesReady)
-	for _, l := range []load{
-		{"n16", 16, 8, b.scale(10, 60), b.scale(3, 8)},
-		{"n64", 64, 4, b.scale(10, 60), b.scale(3, 8)},
-		{"n256", 256, 2, b.scale(12, 60), b.scale(2, 5)},
-		{"n16_zero_wait", 16, 0, b.scale(30, 200), b.scale(3, 8)},
-	} {
-		b.underLoad(ctx, l, recorded.Runs, info.ZygotesReady)
+	if slices.Contains(only, "idle") {
+		b.idle(ctx, info.ZygotesReady)
+	}
+	for _, l := range loads {
+		if each > 0 {
+			l.each = each
+		}
+		if slices.Contains(only, l.name) {
+			b.underLoad(ctx, l, recorded.Runs, info.ZygotesReady)
+		}
 	}
 }
 

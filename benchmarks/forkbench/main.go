@@ -39,6 +39,8 @@ func main() {
 	captures := flag.Bool("captures", false, "measure captures instead of forks")
 	isolation := flag.Bool("isolation", false, "measure what sandboxes do to each other instead")
 	density := flag.Bool("density", false, "measure many sandboxes that wait for models instead")
+	rows := flag.String("rows", "", "of density, only these, separated by commas: idle, n16, n64, n256, n16_zero_wait")
+	each := flag.Int("each", 0, "of density, how many seconds a sandbox waits in each arm, or turns it does where none waits, instead of what the form has")
 	long := flag.Bool("long", false, "the thorough form")
 	flag.Parse()
 	log.SetFlags(0)
@@ -60,7 +62,7 @@ func main() {
 	}
 	if *density {
 		b.name = "density"
-		b.density(context.Background())
+		b.density(context.Background(), *rows, *each)
 		return
 	}
 	b.run(context.Background())
