@@ -84,9 +84,9 @@ type Config struct {
 	HookLimit time.Duration
 	// Limits of a sandbox whose tree names none.
 	Limits tree.Limits
-	// Captures that run at once: 2.
+	// Captures that run at once: 2. that is where it begins: see adapting.
 	Captures int
-	// Forks whose boxes are being made at once: 4.
+	// Forks whose boxes are being made at once: 4. As Captures.
 	Forks int
 	// ForkQueue is how many children may be on their way at once, those that wait included, of one tree half as many: 4096.
 	// A call that stands alone is always taken.
@@ -203,11 +203,11 @@ func New(ctx context.Context, parts Parts, cfg Config) (*Engine, error) {
 	life, stop := context.WithCancel(context.WithoutCancel(ctx))
 	e := &Engine{
 		Parts: parts, cfg: cfg, log: cfg.Log, life: life, stop: stop,
-		captures:  sched.NewRunner(sched.Config{Slots: cfg.Captures}),
-		removals:  sched.NewRunner(sched.Config{Slots: 2}),
+		captures:  sched.NewRunner(adapting(sched.Config{Slots: cfg.Captures})),
+		removals:  sched.NewRunner(adapting(sched.Config{Slots: 2})),
 		ends:      sched.NewPace(uint64(time.Now().UnixNano())),
 		clones:    sched.NewRunner(sched.Config{Slots: clonesAtOnce, Quantum: bodyQuantum}),
-		attaches:  sched.NewRunner(sched.Config{Slots: cfg.Forks, Quantum: bodyQuantum, Bound: cfg.ForkQueue}),
+		attaches:  sched.NewRunner(adapting(sched.Config{Slots: cfg.Forks, Quantum: bodyQuantum, Bound: cfg.ForkQueue})),
 		sandboxes: map[ids.Sandbox]*sandbox{},
 		turns:     map[ids.Turn]*turn{},
 		pending:   map[ids.Node]*sched.Job{},
@@ -249,9 +249,10 @@ func New(ctx context.Context, parts Parts, cfg Config) (*Engine, error) {
 	e.uprootGraders(ctx)
 	go e.spares.run()
 	go e.trials.run()
-	e.wg.Add(3)
+	e.wg.Add(4)
 	go e.reapExpired(life)
 	go e.sampleAgain(life)
+	go e.adaptAgain(life)
 	go e.archiveClosed(life)
 	if !cfg.Retention.none() {
 		e.wg.Add(1)

@@ -7,15 +7,16 @@
 //
 // What Core promises, each held by a property test:
 //
-//   - No more than Slots pieces of work run at once, and no slot is empty while
-//     work waits.
+//   - No work starts where as many run as the limit of its class says, or the largest of the limits; below these
+//     no slot is empty while work waits. A limit is Slots, unless Adapt moves it: by one at a time, never below 1
+//     (of work that somebody waits for: Least) nor above Most.
 //   - Work of a more urgent class starts before waiting work of a lesser one,
-//     but a class that was overtaken Patience times in a row goes first. So none
+//     but a class that was overtaken Patience times in a row goes first. So none that is below its limit
 //     waits for more than Patience + classes starts of others.
 //   - Within a class, two clients that both have work waiting all along are served in
 //     proportion to their weights: in time divided by weight, neither is ahead of the
-//     other by more than Quantum + Slots * longest * (1/weight + 1/other's weight),
-//     where longest is the longest piece of work of either. So are two tenants of one client.
+//     other by more than Quantum + most * longest * (1/weight + 1/other's weight),
+//     where most is the largest limit there may be, and longest is the longest piece of work of either. So are two tenants of one client.
 //   - Within that bound, captures in the shadow start in the order of their slack, the
 //     least first; children of gangs by the time at which each would have started if
 //     its gang had come to an idle host, so that a gang's first children
@@ -69,8 +70,11 @@ type Work struct {
 
 // Config of a Core. Zero values mean what is said of each.
 type Config struct {
-	// Slots is how many pieces of work run at once: 1.
+	// Slots is how many pieces of work run at once: 1. If they adapt, that is where they begin.
 	Slots int
+	// Least and Most bound what Adapt makes of the slots; without Most, they are as they are. Least, 1, is for work that
+	// somebody waits for; all other may come down to 1.
+	Least, Most int
 	// Patience is how many starts of more urgent work in a row may overtake a class
 	// that waits: 16.
 	Patience int
@@ -136,6 +140,9 @@ type line struct {
 	waiting int
 	running int
 	took    window // seconds
+	limit   limit
+	judged  Standing // when Adapt was last called
+	short   bool     // some waited since, as the limit was reached
 	sweepAt int
 	stood   Standing // its counters
 }
@@ -211,6 +218,7 @@ func New(cfg Config) *Core {
 	c := &Core{cfg: cfg, chance: rand.New(rand.NewPCG(cfg.Seed, 0)), jobs: map[Ticket]*job{}, admits: map[string]int{}, ofClients: map[string]int{}}
 	for i := range c.lines {
 		c.lines[i].clients.all = map[string]*client{}
+		c.lines[i].limit = newLimit(Class(i), cfg)
 	}
 	return c
 }
@@ -236,7 +244,7 @@ func (c *Core) enter(now time.Time, j *job) {
 	l := &c.lines[j.Class]
 	switch j.Class {
 	case Fork:
-		j.key = j.came.Add(time.Duration(float64(j.Rank) * l.expected() * float64(time.Second) / float64(c.cfg.Slots)))
+		j.key = j.came.Add(time.Duration(float64(j.Rank) * l.expected() * float64(time.Second) / float64(l.limit.now)))
 	case Shadow:
 		j.key = j.came.Add(c.waits.expect(j.Tenant) - time.Duration(l.expected()*float64(time.Second)))
 	default:
@@ -318,7 +326,7 @@ func (c *Core) Cancel(t Ticket) bool {
 
 // Plan says what starts now and what is dropped, and takes it to be done.
 func (c *Core) Plan(now time.Time) (p Plan) {
-	for c.running < c.cfg.Slots {
+	for slots := c.slots(); c.running < slots; {
 		class, ok := c.pick()
 		if !ok {
 			break
@@ -335,7 +343,7 @@ func (c *Core) Plan(now time.Time) (p Plan) {
 			continue
 		}
 		for other := range c.lines {
-			if c.lines[other].waiting > 0 {
+			if c.lines[other].ready() {
 				c.overtaken[other]++
 			}
 		}
@@ -350,14 +358,29 @@ func (c *Core) Plan(now time.Time) (p Plan) {
 		c.running++
 		p.Start = append(p.Start, j.ticket)
 	}
+	for k := range c.lines {
+		l := &c.lines[k]
+		l.short = l.short || l.waiting > 0
+	}
 	return p
 }
+
+// slots is what may run at once of all classes.
+func (c *Core) slots() (n int) {
+	for k := range c.lines {
+		n = max(n, c.lines[k].limit.now)
+	}
+	return n
+}
+
+// ready: it has work that its limit lets start.
+func (l *line) ready() bool { return l.waiting > 0 && l.running < l.limit.now }
 
 // pick chooses the class whose turn it is.
 func (c *Core) pick() (Class, bool) {
 	best := classes
 	for k := range classes {
-		if c.lines[k].waiting == 0 {
+		if !c.lines[k].ready() {
 			continue
 		}
 		if best == classes || c.overtaken[k] >= c.cfg.Patience && c.overtaken[k] > c.overtaken[best] {
@@ -497,7 +520,7 @@ func (c *Core) Admit(class Class, client, tenant string, n int) (retry time.Dura
 	if l := &c.lines[class]; l.took.len() > 0 {
 		each = l.took.mean()
 	}
-	seconds := each * max(1, float64(min(excess, c.admitted))/float64(c.cfg.Slots))
+	seconds := each * max(1, float64(min(excess, c.admitted))/float64(c.slots()))
 	return max(time.Millisecond, time.Duration(seconds*(1+c.chance.Float64()/4)*float64(time.Second))), false
 }
 

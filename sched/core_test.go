@@ -22,13 +22,14 @@ type host struct {
 	now      time.Time
 	waiting  map[Ticket]Work
 	running  map[Ticket]bool
+	classOf  map[Ticket]Class // of what runs
 	over     map[Ticket]bool
-	overtook map[Class]int // starts of others since a class last started or had nothing waiting
+	overtook map[Class]int // starts of others since a class last started or had nothing waiting, while its limit let it start
 	trace    []string
 }
 
 func newHost(fail func(string, ...any), cfg Config) *host {
-	h := &host{fail: fail, core: New(cfg), now: epoch, waiting: map[Ticket]Work{}, running: map[Ticket]bool{}, over: map[Ticket]bool{}, overtook: map[Class]int{}}
+	h := &host{fail: fail, core: New(cfg), now: epoch, waiting: map[Ticket]Work{}, running: map[Ticket]bool{}, classOf: map[Ticket]Class{}, over: map[Ticket]bool{}, overtook: map[Class]int{}}
 	h.cfg = h.core.cfg
 	return h
 }
@@ -41,6 +42,19 @@ func (h *host) waits(k Class) (n int) {
 	}
 	return n
 }
+
+// room is what may still start of a class by its limit.
+func (h *host) room(k Class) int {
+	n := h.core.lines[k].limit.now
+	for t := range h.running {
+		if h.classOf[t] == k {
+			n--
+		}
+	}
+	return n
+}
+
+func (h *host) ready(k Class) bool { return h.waits(k) > 0 && h.room(k) > 0 }
 
 func (h *host) once(t Ticket) {
 	if h.over[t] {
@@ -63,18 +77,21 @@ func (h *host) plan() Plan {
 		if h.once(t); !ok || !w.Deadline.IsZero() && h.now.After(w.Deadline) {
 			h.fail("work %d was started that was late or didn't wait: %+v", t, w)
 		}
+		if h.room(w.Class) <= 0 || len(h.running) >= h.core.slots() {
+			h.fail("work of class %d started, %d run, and the limit was reached", w.Class, len(h.running))
+		}
 		for k := range w.Class {
-			if h.waits(k) > 0 && h.overtook[w.Class] < h.cfg.Patience {
+			if h.ready(k) && h.overtook[w.Class] < h.cfg.Patience {
 				h.fail("work of class %d started although class %d waits, after %d starts of others", w.Class, k, h.overtook[w.Class])
 			}
 		}
 		delete(h.waiting, t)
-		h.running[t] = true
 		for k := range classes {
-			if h.waits(k) > 0 {
+			if h.ready(k) {
 				h.overtook[k]++
 			}
 		}
+		h.running[t], h.classOf[t] = true, w.Class
 		h.overtook[w.Class] = 0
 		for k, n := range h.overtook {
 			if n > h.cfg.Patience+int(classes) {
@@ -90,11 +107,13 @@ func (h *host) plan() Plan {
 			h.fail("%d of class %d wait, Core says %d", h.waits(k), k, got)
 		}
 	}
-	if len(h.running) > h.cfg.Slots || h.core.Running() != len(h.running) {
-		h.fail("%d run, Core says %d, and there are %d slots", len(h.running), h.core.Running(), h.cfg.Slots)
+	if h.core.Running() != len(h.running) {
+		h.fail("%d run, Core says %d", len(h.running), h.core.Running())
 	}
-	if len(h.running) < h.cfg.Slots && len(h.waiting) > 0 {
-		h.fail("%d slots are empty and %d wait", h.cfg.Slots-len(h.running), len(h.waiting))
+	for k := range classes {
+		if len(h.running) < h.core.slots() && h.ready(k) {
+			h.fail("%d slots are empty and work of class %d waits", h.core.slots()-len(h.running), k)
+		}
 	}
 	if h.core.Pending() != len(h.running)+len(h.waiting) {
 		h.fail("%d are pending, Core says %d", len(h.running)+len(h.waiting), h.core.Pending())
@@ -113,7 +132,8 @@ func (h *host) counts() {
 		switch {
 		case c.Added != c.Started+c.Cancelled+c.Dropped+c.Promoted+uint64(c.Waiting), c.Started != c.Done+uint64(c.Running),
 			c.Wait.Count != c.Started, c.Took.Count != c.Done, c.Slack.Count+c.Late > c.Started, c.Exposed.Count > c.Done, c.Failed > c.Done,
-			c.Waiting != h.waits(Class(k)), (c.Tenants > 0) != (c.Waiting > 0), c.Oldest > 0 && c.Waiting == 0:
+			c.Waiting != h.waits(Class(k)), (c.Tenants > 0) != (c.Waiting > 0), c.Oldest > 0 && c.Waiting == 0,
+			c.Limit < 1, c.Limit > max(h.cfg.Slots, h.cfg.Most), s.Slots < c.Limit, h.cfg.Slots+int(c.Raised)-int(c.Lowered) != c.Limit:
 			h.fail("the counters of class %s don't add up: %+v", Class(k), c)
 		}
 	}
@@ -139,6 +159,7 @@ type call struct {
 	work   Work
 	late   time.Duration // of the deadline; 0: none
 	step   time.Duration
+	load   *Pressure
 }
 
 func (h *host) do(c call) {
@@ -182,6 +203,8 @@ func (h *host) do(c call) {
 		}
 	case 7:
 		h.core.Waited(c.work.Tenant, c.step)
+	case 9:
+		h.core.Adapt(c.load)
 	case 8:
 		retry, ok := h.core.Admit(c.work.Class, c.work.Client, c.work.Tenant, c.work.Rank+1)
 		h.trace = append(h.trace, fmt.Sprint(retry, ok))
@@ -204,10 +227,11 @@ func TestPlansKeepTheirPromises(t *testing.T) {
 		cfg := Config{
 			Slots: rapid.IntRange(1, 4).Draw(t, "slots"), Patience: rapid.IntRange(1, 20).Draw(t, "patience"),
 			Quantum: time.Duration(rapid.IntRange(0, 100).Draw(t, "quantum")) * time.Millisecond, Bound: 20, Seed: 7,
+			Least: rapid.IntRange(0, 3).Draw(t, "least"), Most: rapid.SampledFrom([]int{0, 2, 8}).Draw(t, "most"),
 		}
 		calls := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) call {
 			return call{
-				op: rapid.IntRange(0, 8).Draw(t, "op"), ticket: Ticket(rapid.IntRange(1, 60).Draw(t, "ticket")),
+				op: rapid.IntRange(0, 9).Draw(t, "op"), ticket: Ticket(rapid.IntRange(1, 60).Draw(t, "ticket")),
 				work: Work{
 					Class: Class(rapid.IntRange(0, int(classes)-1).Draw(t, "class")), Tenant: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "tenant"),
 					Client: rapid.SampledFrom([]string{"", "x", "y"}).Draw(t, "client"), ClientWeight: float64(rapid.IntRange(0, 3).Draw(t, "client's weight")),
@@ -215,6 +239,7 @@ func TestPlansKeepTheirPromises(t *testing.T) {
 				},
 				late: time.Duration(max(0, rapid.IntRange(-30, 30).Draw(t, "late"))) * time.Millisecond,
 				step: time.Duration(rapid.IntRange(0, 20).Draw(t, "step")) * time.Millisecond,
+				load: rapid.SampledFrom([]*Pressure{nil, {}, {}, {CPU: 1}, {IO: 1}, {Memory: 1}}).Draw(t, "load"),
 			}
 		}), 1, 150).Draw(t, "calls")
 		var traces [2][]string
@@ -238,7 +263,9 @@ func TestPlansKeepTheirPromises(t *testing.T) {
 // ahead of it or can come with less slack, and Patience for each.
 func TestNothingStarves(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		cfg := Config{Slots: rapid.IntRange(1, 3).Draw(t, "slots"), Patience: rapid.IntRange(1, 16).Draw(t, "patience")}
+		cfg := Config{
+			Slots: rapid.IntRange(1, 3).Draw(t, "slots"), Patience: rapid.IntRange(1, 16).Draw(t, "patience"), Most: rapid.SampledFrom([]int{0, 4}).Draw(t, "most"),
+		}
 		h := newHost(t.Fatalf, cfg)
 		other := func() Work {
 			return Work{
@@ -254,12 +281,14 @@ func TestNothingStarves(t *testing.T) {
 		victim := h.add(Work{Class: Class(rapid.IntRange(0, int(classes)-1).Draw(t, "victim")), Tenant: "v", Rank: rapid.IntRange(0, 3).Draw(t, "its rank")})
 		const step = 20 * time.Millisecond
 		overtakers := ahead + int(unknownWait/step)
-		bound := (overtakers + cfg.Slots) * (h.cfg.Patience + int(classes))
+		most := max(cfg.Slots, cfg.Most)
+		bound := (overtakers + most) * (h.cfg.Patience + int(classes)) * most // each of them may start while its class is at its limit
 		for n := 0; !h.running[victim]; n++ {
 			if n > bound {
 				t.Fatalf("after %d starts of others it still waits", n)
 			}
 			h.add(other())
+			h.core.Adapt(rapid.SampledFrom([]*Pressure{nil, {}, {CPU: 1}, {Memory: 1}}).Draw(t, "load"))
 			h.do(call{op: 5, step: step})
 		}
 	})

@@ -195,6 +195,14 @@ func (j *Job) Wait(ctx context.Context) error {
 	}
 }
 
+// Adapt looks at the limits again: see Core. What they leave room for starts.
+func (r *Runner) Adapt(p *Pressure) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.core.Adapt(p)
+	r.startLocked()
+}
+
 // Snapshot says what was done so far and how things stand.
 func (r *Runner) Snapshot() Snapshot {
 	r.mu.Lock()

@@ -12,7 +12,7 @@ func (k Class) String() string {
 
 // Snapshot is what a Core has done so far and how it stands.
 type Snapshot struct {
-	Slots, Running int
+	Slots, Running int // Slots: the largest of the limits
 	Admitted       int // see Admit
 	Classes        [classes]Standing
 }
@@ -20,12 +20,16 @@ type Snapshot struct {
 // Standing of one class. Counters grow from the Core's start on.
 type Standing struct {
 	Waiting, Running int
+	Limit            int           // what of it may run at once
 	Tenants          int           // that have work waiting
 	Oldest           time.Duration // how long the first in line of any tenant has waited, at most
 
 	// Added work is Started, Cancelled or Dropped, waits, or was Promoted to another class; what was started is
 	// Done, of which some Failed, or runs. Refused was never taken in: see Admit.
 	Added, Started, Done, Failed, Cancelled, Dropped, Promoted, Refused uint64
+
+	// Raised and Lowered: how often Adapt moved the limit.
+	Raised, Lowered uint64
 
 	Wait Histogram // from its coming to its start
 	Took Histogram // from its start to its end
@@ -43,6 +47,7 @@ type Standing struct {
 func (s Standing) Since(e Standing) Standing {
 	s.Added, s.Started, s.Done, s.Failed = s.Added-e.Added, s.Started-e.Started, s.Done-e.Done, s.Failed-e.Failed
 	s.Cancelled, s.Dropped, s.Promoted, s.Refused = s.Cancelled-e.Cancelled, s.Dropped-e.Dropped, s.Promoted-e.Promoted, s.Refused-e.Refused
+	s.Raised, s.Lowered = s.Raised-e.Raised, s.Lowered-e.Lowered
 	s.Wait, s.Took, s.Exposed, s.Slack = s.Wait.since(e.Wait), s.Took.since(e.Took), s.Exposed.since(e.Exposed), s.Slack.since(e.Slack)
 	s.Late, s.Wasted = s.Late-e.Late, s.Wasted-e.Wasted
 	return s
@@ -50,7 +55,7 @@ func (s Standing) Since(e Standing) Standing {
 
 // Idle: nothing was there to do, and nothing is.
 func (s Standing) Idle() bool {
-	return s.Waiting+s.Running == 0 && s.Added+s.Started+s.Done+s.Cancelled+s.Dropped+s.Refused == 0 && s.Wasted == 0
+	return s.Waiting+s.Running == 0 && s.Added+s.Started+s.Done+s.Cancelled+s.Dropped+s.Refused+s.Raised+s.Lowered == 0 && s.Wasted == 0
 }
 
 const (
@@ -103,12 +108,12 @@ func (h Histogram) Quantile(q float64) time.Duration {
 
 // Snapshot says how things stand. It costs no more than a plan.
 func (c *Core) Snapshot(now time.Time) Snapshot {
-	s := Snapshot{Slots: c.cfg.Slots, Running: c.running, Admitted: c.admitted}
+	s := Snapshot{Slots: c.slots(), Running: c.running, Admitted: c.admitted}
 	for k := range c.lines {
 		l := &c.lines[k]
 		to := &s.Classes[k]
 		*to = l.stood
-		to.Waiting, to.Running = l.waiting, l.running
+		to.Waiting, to.Running, to.Limit = l.waiting, l.running, l.limit.now
 		for _, of := range l.clients.backlog {
 			to.Tenants += len(of.tenants.backlog)
 			for _, t := range of.tenants.backlog {

@@ -166,7 +166,7 @@ func (f *fake) GetInfo(_ context.Context, r *pb.GetInfoRequest) (*pb.GetInfoResp
 	return &pb.GetInfoResponse{Version: "1.2.3", Sandboxes: 2, Nodes: 40, ZygotesReady: 8, PoolBytesUsed: 3e9, PoolBytesTotal: 100e9,
 		Queues: []*pb.Queue{
 			{Line: "boxes", Class: "fork", Slots: 4, Running: 3, Waiting: 12, Tenants: 2, OldestNs: 30e6, Started: 10 * n, Done: 10 * n, WaitNs: 50e6 * n, TookNs: 20e6 * n, Refused: n},
-			{Line: "captures", Class: "shadow", Slots: 2, Started: 7, Done: 7, Promoted: n, Exposed: n, ExposedNs: 4e6 * n},
+			{Line: "captures", Class: "shadow", Slots: 4, Limit: 2, Started: 7, Done: 7, Promoted: n, Exposed: n, ExposedNs: 4e6 * n},
 		},
 		Host: &pb.HostLoad{At: 2e9 * n, HasStalls: true, CpuSomeNs: 1e9 * n, IoSomeNs: 2e8 * n, MemoryTotal: 24e9, MemoryAvailable: 20e9, DaemonCpuNs: 5e8 * n, DaemonResident: 120e6}}, nil
 }

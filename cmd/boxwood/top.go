@@ -29,7 +29,8 @@ the last interval. Pressure is the share of it in which some task waited for a c
 
 LINE is what work waits for; CLASS is who waits for it, the most urgent first: forks, captures that a turn waits
 for (urgent), captures hidden behind the wait for the model (shadow), dumps on their way to the disk (persist), spares (refill),
-removals (prune), trials and audits (audit). WAITED and TOOK are means of a piece. EXPOSED is how long turns and forks waited
+removals (prune), trials and audits (audit). RUN is what runs, of what may at once: that follows pressure and what
+work takes. WAITED and TOOK are means of a piece. EXPOSED is how long turns and forks waited
 for what was to be done in the shadow. WASTED is time of what failed, and of what was made ahead and not used.`,
 		Example: `  boxwood top
   boxwood top --once --every 5s`,
@@ -263,7 +264,7 @@ func queueLines(was, now *pb.GetInfoResponse) []string {
 			rate = fmt.Sprintf("%.1f", float64(q.Started-w.Started)/seconds)
 		}
 		rows = append(rows, []string{
-			q.Line, q.Class, fmt.Sprintf("%d of %d", q.Running, q.Slots), fmt.Sprint(q.Waiting), fmt.Sprint(q.Tenants), millis(q.OldestNs), rate,
+			q.Line, q.Class, fmt.Sprintf("%d of %d", q.Running, cmp.Or(q.Limit, q.Slots)), fmt.Sprint(q.Waiting), fmt.Sprint(q.Tenants), millis(q.OldestNs), rate,
 			mean(q.WaitNs-w.WaitNs, q.Started-w.Started), mean(q.TookNs-w.TookNs, q.Done-w.Done), mean(q.ExposedNs-w.ExposedNs, q.Exposed-w.Exposed),
 			fmt.Sprint(q.Promoted - w.Promoted), fmt.Sprint(q.Failed - w.Failed), fmt.Sprint(q.Cancelled + q.Dropped - w.Cancelled - w.Dropped),
 			fmt.Sprint(q.Refused - w.Refused), millis(q.WastedNs - w.WastedNs),

@@ -41,6 +41,7 @@ var counts = []struct {
 }{
 	{ofClass("waiting", "What waits."), prometheus.GaugeValue, func(s sched.Standing) float64 { return float64(s.Waiting) }},
 	{ofClass("running", "What runs."), prometheus.GaugeValue, func(s sched.Standing) float64 { return float64(s.Running) }},
+	{ofClass("limit", "What of the class may run at once; it follows the host."), prometheus.GaugeValue, func(s sched.Standing) float64 { return float64(s.Limit) }},
 	{ofClass("tenants", "Trees whose work waits."), prometheus.GaugeValue, func(s sched.Standing) float64 { return float64(s.Tenants) }},
 	{ofClass("oldest_seconds", "The longest that the first in line of a tree has waited."), prometheus.GaugeValue, func(s sched.Standing) float64 { return s.Oldest.Seconds() }},
 	{ofClass("added_total", "What came."), prometheus.CounterValue, func(s sched.Standing) float64 { return float64(s.Added) }},
@@ -49,6 +50,8 @@ var counts = []struct {
 	{ofClass("dropped_total", "What was past its deadline when its turn came."), prometheus.CounterValue, func(s sched.Standing) float64 { return float64(s.Dropped) }},
 	{ofClass("promoted_total", "What became urgent, as somebody came to wait for it."), prometheus.CounterValue, func(s sched.Standing) float64 { return float64(s.Promoted) }},
 	{ofClass("refused_total", "What wasn't taken in, as the queue was full."), prometheus.CounterValue, func(s sched.Standing) float64 { return float64(s.Refused) }},
+	{ofClass("limit_raised_total", "How often its limit went up by one."), prometheus.CounterValue, func(s sched.Standing) float64 { return float64(s.Raised) }},
+	{ofClass("limit_lowered_total", "How often its limit went down by one."), prometheus.CounterValue, func(s sched.Standing) float64 { return float64(s.Lowered) }},
 	{ofClass("late_total", "Captures in the shadow without slack left when they started."), prometheus.CounterValue, func(s sched.Standing) float64 { return float64(s.Late) }},
 	{ofClass("wasted_seconds_total", "Time of what failed, and of what was made ahead and not used."), prometheus.CounterValue, func(s sched.Standing) float64 { return s.Wasted.Seconds() }},
 }
@@ -64,7 +67,7 @@ var times = []struct {
 }
 
 var (
-	slots = desc("sched_slots", "What may run at once.", "line")
+	slots = desc("sched_slots", "What may run at once: the largest of the limits of its classes.", "line")
 
 	sandboxes = desc("sandboxes", "Live sandboxes.")
 	nodes     = desc("nodes", "Nodes of all trees.")

@@ -46,6 +46,7 @@ func queueMessage(l engine.Line, k sched.Class, c sched.Standing) *boxwoodv1.Que
 		Tenants: int64(c.Tenants), OldestNs: int64(c.Oldest), Started: int64(c.Started), Done: int64(c.Done), Failed: int64(c.Failed),
 		Cancelled: int64(c.Cancelled), Dropped: int64(c.Dropped), Promoted: int64(c.Promoted), Refused: int64(c.Refused), Late: int64(c.Late),
 		WaitNs: int64(c.Wait.Sum), TookNs: int64(c.Took.Sum), Exposed: int64(c.Exposed.Count), ExposedNs: int64(c.Exposed.Sum), WastedNs: int64(c.Wasted),
+		Limit: int64(c.Limit), LimitRaised: int64(c.Raised), LimitLowered: int64(c.Lowered),
 	}
 }
 

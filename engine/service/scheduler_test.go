@@ -112,6 +112,9 @@ func TestSchedulerIsSeen(t *testing.T) {
 			table[row["line"]+" "+row["class"]] += number(t, row["done"])
 		}
 		for name, q := range told {
+			if q.GetLimit() < 1 || q.GetLimit() > q.GetSlots() {
+				t.Fatalf("%s: %v", name, q)
+			}
 			if q.GetRunning()+q.GetWaiting() > 0 || table[name] != q.GetDone() {
 				t.Logf("%s: %d, in the table %d", name, q.GetDone(), table[name])
 				return false

@@ -40,6 +40,9 @@ func (s Stalls) Since(e Stalls) Stalls {
 // Read takes one.
 func Read() (Sample, error) { return read("/proc") }
 
+// ReadStalls reads these alone.
+func ReadStalls() (*Stalls, error) { return readStalls("/proc/pressure") }
+
 func read(proc string) (s Sample, err error) {
 	s.At = time.Now()
 	if s.Stalls, err = readStalls(proc + "/pressure"); err != nil {

@@ -1963,7 +1963,7 @@ type Queue struct {
 	Line string `protobuf:"bytes,1,opt,name=line,proto3" json:"line,omitempty"`
 	// Who waits for it: fork, urgent, shadow, persist, refill, prune or audit. Earlier ones go first.
 	Class string `protobuf:"bytes,2,opt,name=class,proto3" json:"class,omitempty"`
-	// What may run at once on the line, of all classes.
+	// What may run at once on the line, of all classes: the largest of their limits.
 	Slots   int64 `protobuf:"varint,3,opt,name=slots,proto3" json:"slots,omitempty"`
 	Running int64 `protobuf:"varint,4,opt,name=running,proto3" json:"running,omitempty"`
 	Waiting int64 `protobuf:"varint,5,opt,name=waiting,proto3" json:"waiting,omitempty"`
@@ -1983,11 +1983,15 @@ type Queue struct {
 	Late      int64 `protobuf:"varint,15,opt,name=late,proto3" json:"late,omitempty"`
 	// Sums over these: from coming to start, from start to end, of those that somebody came to wait for
 	// how long he did, and what came to nothing.
-	WaitNs        int64 `protobuf:"varint,16,opt,name=wait_ns,json=waitNs,proto3" json:"wait_ns,omitempty"`
-	TookNs        int64 `protobuf:"varint,17,opt,name=took_ns,json=tookNs,proto3" json:"took_ns,omitempty"`
-	Exposed       int64 `protobuf:"varint,18,opt,name=exposed,proto3" json:"exposed,omitempty"`
-	ExposedNs     int64 `protobuf:"varint,19,opt,name=exposed_ns,json=exposedNs,proto3" json:"exposed_ns,omitempty"`
-	WastedNs      int64 `protobuf:"varint,20,opt,name=wasted_ns,json=wastedNs,proto3" json:"wasted_ns,omitempty"`
+	WaitNs    int64 `protobuf:"varint,16,opt,name=wait_ns,json=waitNs,proto3" json:"wait_ns,omitempty"`
+	TookNs    int64 `protobuf:"varint,17,opt,name=took_ns,json=tookNs,proto3" json:"took_ns,omitempty"`
+	Exposed   int64 `protobuf:"varint,18,opt,name=exposed,proto3" json:"exposed,omitempty"`
+	ExposedNs int64 `protobuf:"varint,19,opt,name=exposed_ns,json=exposedNs,proto3" json:"exposed_ns,omitempty"`
+	WastedNs  int64 `protobuf:"varint,20,opt,name=wasted_ns,json=wastedNs,proto3" json:"wasted_ns,omitempty"`
+	// What of the class may run at once, which follows the host; and how often that went up or down by one since the daemon's start.
+	Limit         int64 `protobuf:"varint,21,opt,name=limit,proto3" json:"limit,omitempty"`
+	LimitRaised   int64 `protobuf:"varint,22,opt,name=limit_raised,json=limitRaised,proto3" json:"limit_raised,omitempty"`
+	LimitLowered  int64 `protobuf:"varint,23,opt,name=limit_lowered,json=limitLowered,proto3" json:"limit_lowered,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2158,6 +2162,27 @@ func (x *Queue) GetExposedNs() int64 {
 func (x *Queue) GetWastedNs() int64 {
 	if x != nil {
 		return x.WastedNs
+	}
+	return 0
+}
+
+func (x *Queue) GetLimit() int64 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *Queue) GetLimitRaised() int64 {
+	if x != nil {
+		return x.LimitRaised
+	}
+	return 0
+}
+
+func (x *Queue) GetLimitLowered() int64 {
+	if x != nil {
+		return x.LimitLowered
 	}
 	return 0
 }
@@ -9611,7 +9636,7 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"lostEvents\x12)\n" +
 	"\x10pending_removals\x18\v \x01(\x03R\x0fpendingRemovals\x12)\n" +
 	"\x06queues\x18\f \x03(\v2\x11.boxwood.v1.QueueR\x06queues\x12(\n" +
-	"\x04host\x18\r \x01(\v2\x14.boxwood.v1.HostLoadR\x04host\"\x82\x04\n" +
+	"\x04host\x18\r \x01(\v2\x14.boxwood.v1.HostLoadR\x04host\"\xe0\x04\n" +
 	"\x05Queue\x12\x12\n" +
 	"\x04line\x18\x01 \x01(\tR\x04line\x12\x14\n" +
 	"\x05class\x18\x02 \x01(\tR\x05class\x12\x14\n" +
@@ -9634,7 +9659,10 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\aexposed\x18\x12 \x01(\x03R\aexposed\x12\x1d\n" +
 	"\n" +
 	"exposed_ns\x18\x13 \x01(\x03R\texposedNs\x12\x1b\n" +
-	"\twasted_ns\x18\x14 \x01(\x03R\bwastedNs\"\xfc\x02\n" +
+	"\twasted_ns\x18\x14 \x01(\x03R\bwastedNs\x12\x14\n" +
+	"\x05limit\x18\x15 \x01(\x03R\x05limit\x12!\n" +
+	"\flimit_raised\x18\x16 \x01(\x03R\vlimitRaised\x12#\n" +
+	"\rlimit_lowered\x18\x17 \x01(\x03R\flimitLowered\"\xfc\x02\n" +
 	"\bHostLoad\x12\x0e\n" +
 	"\x02at\x18\x01 \x01(\x03R\x02at\x12\x1d\n" +
 	"\n" +

@@ -870,10 +870,13 @@ class Queue(google.protobuf.message.Message):
     EXPOSED_FIELD_NUMBER: builtins.int
     EXPOSED_NS_FIELD_NUMBER: builtins.int
     WASTED_NS_FIELD_NUMBER: builtins.int
+    LIMIT_FIELD_NUMBER: builtins.int
+    LIMIT_RAISED_FIELD_NUMBER: builtins.int
+    LIMIT_LOWERED_FIELD_NUMBER: builtins.int
     line: builtins.str
     """clones, boxes, captures, removals or writes."""
     slots: builtins.int
-    """What may run at once on the line, of all classes."""
+    """What may run at once on the line, of all classes: the largest of their limits."""
     running: builtins.int
     waiting: builtins.int
     tenants: builtins.int
@@ -899,6 +902,10 @@ class Queue(google.protobuf.message.Message):
     exposed: builtins.int
     exposed_ns: builtins.int
     wasted_ns: builtins.int
+    limit: builtins.int
+    """What of the class may run at once, which follows the host; and how often that went up or down by one since the daemon's start."""
+    limit_raised: builtins.int
+    limit_lowered: builtins.int
     def __init__(
         self,
         *,
@@ -921,8 +928,11 @@ class Queue(google.protobuf.message.Message):
         exposed: builtins.int = ...,
         exposed_ns: builtins.int = ...,
         wasted_ns: builtins.int = ...,
+        limit: builtins.int = ...,
+        limit_raised: builtins.int = ...,
+        limit_lowered: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cancelled", b"cancelled", "class", b"class", "done", b"done", "dropped", b"dropped", "exposed", b"exposed", "exposed_ns", b"exposed_ns", "failed", b"failed", "late", b"late", "line", b"line", "oldest_ns", b"oldest_ns", "promoted", b"promoted", "refused", b"refused", "running", b"running", "slots", b"slots", "started", b"started", "tenants", b"tenants", "took_ns", b"took_ns", "wait_ns", b"wait_ns", "waiting", b"waiting", "wasted_ns", b"wasted_ns"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cancelled", b"cancelled", "class", b"class", "done", b"done", "dropped", b"dropped", "exposed", b"exposed", "exposed_ns", b"exposed_ns", "failed", b"failed", "late", b"late", "limit", b"limit", "limit_lowered", b"limit_lowered", "limit_raised", b"limit_raised", "line", b"line", "oldest_ns", b"oldest_ns", "promoted", b"promoted", "refused", b"refused", "running", b"running", "slots", b"slots", "started", b"started", "tenants", b"tenants", "took_ns", b"took_ns", "wait_ns", b"wait_ns", "waiting", b"waiting", "wasted_ns", b"wasted_ns"]) -> None: ...
 
 global___Queue = Queue
 
