@@ -34,7 +34,7 @@ type payload struct {
 }
 
 const (
-	waitReady = `for i in $(seq 500); do [ -e /tmp/ready ] && exit; sleep 0.02; done; cat /tmp/log; exit 1`
+	waitReady = `for i in $(seq 2500); do [ -e /tmp/ready ] && exit; sleep 0.02; done; cat /tmp/log; exit 1`
 	askStep   = `PYTHONDONTWRITEBYTECODE=1 python3 /p/lib.py`
 )
 

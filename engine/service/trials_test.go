@@ -134,12 +134,22 @@ func TestTrialsThatFail(t *testing.T) {
 	expected.Store(d.dir, "lost_state") // of those that were spoiled after their trial
 	d.importRoot(t)
 	_, sb := d.newTree(t)
-	var n *boxwoodv1.Node
-	for n.GetCapture() != withheld { // a trial may come before the dump is spoiled
-		node := d.saved(t, d.run(t, sb.GetId(), sleeper).GetNode().GetId())
-		d.spoil(t)
-		until(t, "the dump is tried", func() bool { n = d.captured1(t, node); return n.GetCapture() != captured })
+	// refused dumps anew until a trial meets a dump that is spoiled already.
+	refused := func(leave func(), dump func() string) *boxwoodv1.Node {
+		t.Helper()
+		for range 10 {
+			n := d.captured1(t, d.saved(t, dump()))
+			d.spoil(t)
+			leave()
+			until(t, "it is tried", func() bool { n = d.captured1(t, n.GetId()); return n.GetCapture() != captured })
+			if n.GetCapture() == withheld {
+				return n
+			}
+		}
+		t.Fatal("spoiled dumps are proven")
+		return nil
 	}
+	n := refused(func() {}, func() string { return d.run(t, sb.GetId(), sleeper).GetNode().GetId() })
 	if !strings.Contains(n.GetWithheldReason(), "can't be restored") {
 		t.Error(n.GetWithheldReason())
 	}
@@ -151,13 +161,11 @@ func TestTrialsThatFail(t *testing.T) {
 	}
 
 	// Before its end, too, of which the caller needs to wait for nothing.
-	for n = nil; n.GetCapture() != withheld; {
-		_, other := d.newTree(t)
-		last := d.saved(t, d.run(t, other.GetId(), sleeper).GetNode().GetId())
-		d.spoil(t)
-		free(t, d, other)
-		until(t, "it is tried", func() bool { n = d.captured1(t, last); return n.GetCapture() != captured })
-	}
+	var other *boxwoodv1.Sandbox
+	refused(func() { free(t, d, other) }, func() string {
+		_, other = d.newTree(t)
+		return d.run(t, other.GetId(), sleeper).GetNode().GetId()
+	})
 }
 
 // The daemon is killed while it tries a restore before the end of a sandbox. The next one finds the

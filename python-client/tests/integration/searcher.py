@@ -1,23 +1,32 @@
 """A trainer of one search, to be killed: searcher.py SOCKET TREE NAME STRATEGY.
 
-It says a line before each turn and each grading, and at its end the result as JSON. With
-$SEARCHER_HANGS its third turns don't end.
+At its end it says the result as JSON. With $SEARCHER_DIES=N it is killed, as by kill -9, when it begins its
+n-th turn or grading; with $SEARCHER_HANGS its third turns don't end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import json
 import os
+import signal
 import sys
 
 from boxwood import aio, search
 
+begun = itertools.count(1)
+
+
+def begins() -> None:
+    if next(begun) == int(os.environ.get("SEARCHER_DIES") or 0):
+        os.kill(os.getpid(), signal.SIGKILL)
+
 
 async def policy(history: search.History) -> search.Action:
     depth, pick = len(history.steps), history.seed % 3
-    print("turn", flush=True)
+    begins()
     if depth == 2 and os.environ.get("SEARCHER_HANGS"):
         return search.Action("echo half >> /work/log; sleep 1000", [0], [0.0])
     return search.Action(
@@ -32,7 +41,7 @@ async def policy(history: search.History) -> search.Action:
 
 
 async def reward(place: search.Place) -> float:
-    print("grade", flush=True)
+    begins()
     lines = place.seen.stdout.split()
     return lines.count("0") / len(lines)
 

@@ -24,21 +24,16 @@ SEARCHER = str(Path(__file__).with_name("searcher.py"))
 
 
 def trainer(socket: str, tree: boxwood.Tree, strategy: str, kill_at: int | None) -> dict[str, Any] | None:
-    """Runs a trainer, and kills it with -9 when it begins its n-th turn or grading. None: it was killed."""
-    program = subprocess.Popen(
-        [sys.executable, SEARCHER, socket, tree.id, "s", strategy], stdout=subprocess.PIPE, text=True
+    """Runs a trainer, which is killed with -9 when it begins its n-th turn or grading. None: it was killed."""
+    done = subprocess.run(
+        [sys.executable, SEARCHER, socket, tree.id, "s", strategy],
+        env={**os.environ, "SEARCHER_DIES": str(kill_at or 0)},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=180,
     )
-    assert program.stdout is not None
-    last, events = "", 0
-    with program:
-        for line in program.stdout:
-            last, events = line, events + 1
-            if events == kill_at:
-                program.send_signal(signal.SIGKILL)
-                break
-        status = program.wait(120)
-    assert status == (0 if kill_at is None or events < kill_at else -signal.SIGKILL)
-    return None if status else json.loads(last)
+    assert done.returncode in ([0] if kill_at is None else [0, -signal.SIGKILL])
+    return json.loads(done.stdout) if done.returncode == 0 else None
 
 
 @pytest.mark.parametrize("strategy", ["tree_grpo", "mcts"])
