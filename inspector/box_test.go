@@ -292,7 +292,7 @@ func (b *box) kill() {
 
 // survivors waits, as a sandbox does, for those that the kernel is taking down.
 func (b *box) survivors() ([]Survivor, error) {
-	for deadline := time.Now().Add(10 * time.Second); ; {
+	for deadline := time.Now().Add(time.Minute); ; {
 		data, err := os.ReadFile(filepath.Join(b.cgroup, "cgroup.procs"))
 		if err != nil {
 			return nil, err

@@ -26,7 +26,7 @@ func TestRunnerPromoteCancelClose(t *testing.T) {
 		t.Fatal("a waiting job must be cancellable")
 	}
 	close(gate)
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	<-first.Done()
 	if err := errors.Join(b.Wait(ctx), a.Wait(ctx)); err != nil {
@@ -52,7 +52,7 @@ func TestRunnerPromoteCancelClose(t *testing.T) {
 func TestAcquire(t *testing.T) {
 	r := NewRunner(Config{Slots: 1, Bound: 1})
 	defer r.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	release, err := r.Acquire(ctx, Work{Class: Fork})
 	if err != nil {

@@ -213,7 +213,7 @@ func (c *cli) run(args ...string) (out, errOut string, status int) {
 	a := &app{in: strings.NewReader("input"), out: &o, err: &e, getenv: func(name string) string {
 		return map[string]string{"BOXWOOD_ADDRESS": c.address}[name]
 	}}
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	status = execute(ctx, args, a)
 	return o.String(), e.String(), status

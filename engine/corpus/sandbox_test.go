@@ -263,7 +263,7 @@ func (h *host) sandbox(t testing.TB) *sandbox {
 func (s *sandbox) arrived() {
 	t := s.t
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; {
+	for deadline := time.Now().Add(time.Minute); ; {
 		mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", s.pid1))
 		must(t, err)
 		roots := 0

@@ -369,12 +369,29 @@ func TestWatermark(t *testing.T) {
 	}
 }
 
+// bestOf tries what compares times again where it fails, a few times: others of the host may stall either.
+func bestOf(t *testing.T, tries int, try func() (failure string)) {
+	t.Helper()
+	var failure string
+	for range tries {
+		if failure = try(); failure == "" {
+			return
+		}
+		t.Log(failure)
+	}
+	t.Error(failure)
+}
+
 // One sandbox that writes a lot must not slow the release, the capture or the
 // sync of another. What flushing the neighbour's data costs is measured in the
 // same run; none of these may come near it.
 func TestNeighbourDirtyData(t *testing.T) {
 	p := mustOpen(t, testOptions(t.TempDir()))
 	base, seal := mustBase(t, p)
+	bestOf(t, 3, func() string { return besideDirtyData(t, p, base, seal) })
+}
+
+func besideDirtyData(t *testing.T, p *Btrfs, base ids.Snapshot, seal tree.Seal) (failure string) {
 	neighbour, own := mustClone(t, p, base, seal, 0), mustClone(t, p, base, seal, 0)
 	m, err := overlay.Mount(overlay.Options{Lower: own.Layers, Upper: own.Dir, Work: own.Work})
 	if err != nil {
@@ -411,11 +428,15 @@ func TestNeighbourDirtyData(t *testing.T) {
 	})
 	all := timed("flushing everything", func() error { return btrfs.Sync(p.top) })
 	t.Logf("flushing everything %v, beside it: %v", all, took)
+	if err := errors.Join(p.Release(neighbour.Generation), p.Drain(t.Context())); err != nil {
+		t.Fatal(err)
+	}
 	for what, d := range took {
 		if d > all/2 {
-			t.Errorf("%s took %v, flushing the neighbour %v: it waited for it", what, d, all)
+			failure = fmt.Sprintf("%s took %v, flushing the neighbour %v: it waited for it", what, d, all)
 		}
 	}
+	return failure
 }
 
 // Flush must take the writing out of the freeze.
@@ -423,20 +444,23 @@ func TestFlush(t *testing.T) {
 	p := mustOpen(t, testOptions(t.TempDir()))
 	base, seal := mustBase(t, p)
 	up := mustClone(t, p, base, seal, 0)
-	writeRandom(t, up.Dir+"/big", 200<<20)
-	t0 := time.Now()
-	if err := p.Flush(t.Context(), up.Generation); err != nil {
-		t.Fatal(err)
-	}
-	t1 := time.Now()
-	if _, err := p.Snapshot(t.Context(), up.Generation, "sn_flushed"); err != nil {
-		t.Fatal(err)
-	}
-	flush, snapshot := t1.Sub(t0), time.Since(t1)
-	t.Logf("flush of 200 MiB %v, snapshot after it %v", flush, snapshot)
-	if snapshot > flush {
-		t.Errorf("the snapshot took %v after a flush of %v: the flush wrote nothing", snapshot, flush)
-	}
+	bestOf(t, 3, func() string {
+		writeRandom(t, up.Dir+"/big", 200<<20)
+		t0 := time.Now()
+		if err := p.Flush(t.Context(), up.Generation); err != nil {
+			t.Fatal(err)
+		}
+		t1 := time.Now()
+		if _, err := p.Snapshot(t.Context(), up.Generation, ids.NewSnapshot()); err != nil {
+			t.Fatal(err)
+		}
+		flush, snapshot := t1.Sub(t0), time.Since(t1)
+		t.Logf("flush of 200 MiB %v, snapshot after it %v", flush, snapshot)
+		if snapshot > flush {
+			return fmt.Sprintf("the snapshot took %v after a flush of %v: the flush wrote nothing", snapshot, flush)
+		}
+		return ""
+	})
 }
 
 // Captured bytes must be what a capture added: they are what sparse captures are
