@@ -393,26 +393,6 @@ func (b *box) killChildren(ctx context.Context, s Session, spared map[int]bool) 
 	return b.orGone(errors.Join(err, cgroup.Thaw(dir)))
 }
 
-// strike sends SIGINT to what runs in a session's foreground, and reports whether anything does.
-//
-// A shell that reads what it is told would lose a part of the line that it is at, and run the rest. Then its stdin is its
-// channel, and while it runs a command it is something else. It is looked at frozen: what it was doing, it takes
-// the signal before it reads on.
-func (b *box) strike(s Session) (bool, error) {
-	dir := b.sessionLeaf(s.Number)
-	limit, cancel := context.WithTimeout(context.Background(), freezePatience)
-	defer cancel()
-	err := cgroup.Freeze(limit, dir)
-	struck := false
-	if err == nil && !(strikesRunning && reads(s)) {
-		struck = interruptGroup(s)
-	}
-	if fault.Is(err, fault.Deadline) {
-		err = nil
-	}
-	return struck, b.orGone(errors.Join(err, cgroup.Thaw(dir)))
-}
-
 // reads reports whether a session is at what it is told. One without a stdin runs what has closed it: the shell itself
 // only ever puts one in another's place.
 func reads(s Session) bool {
@@ -423,18 +403,90 @@ func reads(s Session) bool {
 	return err != nil || link == fmt.Sprintf("socket:[%d]", s.inodes[0])
 }
 
-// interruptGroup sends SIGINT to the process group in a session's foreground.
-func interruptGroup(s Session) bool {
-	group := s.HostPID
-	if s.TTY {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.HostPID))
-		fields := statFields(stat)
-		if err != nil || len(fields) < 6 {
-			return false
+// member is a process in a session's group, by what /proc/PID/stat says on the host.
+type member struct {
+	pid, parent, group int
+	stopped            bool
+	start              uint64
+}
+
+func (b *box) members(s Session) (all []member) {
+	pids, _ := cgroup.Pids(b.sessionLeaf(s.Number))
+	for _, pid := range pids {
+		stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		f := statFields(stat)
+		if len(f) < 20 {
+			continue
 		}
-		group, _ = strconv.Atoi(fields[5])
+		m := member{pid: pid, stopped: f[0] == "T"}
+		m.parent, _ = strconv.Atoi(f[1])
+		m.group, _ = strconv.Atoi(f[2])
+		m.start, _ = strconv.ParseUint(f[19], 10, 64)
+		all = append(all, m)
 	}
-	return group > 1 && unix.Kill(-group, unix.SIGINT) == nil
+	return all
+}
+
+// foreground is the process group in a session's foreground, as far as the kernel knows; 0: none.
+func foreground(s Session) int {
+	if !s.TTY {
+		return s.HostPID
+	}
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.HostPID))
+	fields := statFields(stat)
+	if err != nil || len(fields) < 6 {
+		return 0
+	}
+	group, _ := strconv.Atoi(fields[5])
+	return group
+}
+
+// interruptGroup sends SIGINT to a process group. What is stopped takes no signal before it goes on.
+func interruptGroup(group int, all []member) bool {
+	if group <= 1 || unix.Kill(-group, unix.SIGINT) != nil {
+		return false
+	}
+	if reachesAll && slices.ContainsFunc(all, func(m member) bool { return m.group == group && m.stopped }) {
+		unix.Kill(-group, unix.SIGCONT)
+	}
+	return true
+}
+
+// job is the process group that a shell without a terminal may be waiting for in the foreground, other than its own; 0: none.
+// A job of set -m has one, and what makes itself one, as timeout does. Nobody but the shell knows what it
+// waits for, but it can only be the last that it has started.
+func (k *talk) job(all []member) int {
+	if k.session.TTY || !reachesAll {
+		return 0
+	}
+	shell, last := k.session.HostPID, member{}
+	for _, m := range all {
+		if m.parent == shell && !k.spared[m.pid] && (m.start > last.start || m.start == last.start && m.pid > last.pid) {
+			last = m
+		}
+	}
+	if last.group == shell {
+		return 0
+	}
+	return last.group
+}
+
+// waiting reports whether a process is blocked in wait4.
+func waiting(pid int) bool {
+	call, err := os.ReadFile(fmt.Sprintf("/proc/%d/syscall", pid))
+	return err == nil && strings.HasPrefix(string(call), fmt.Sprintf("%d ", unix.SYS_WAIT4))
+}
+
+// interruptPending reports whether a process hasn't yet taken a SIGINT that it was sent.
+func interruptPending(pid int) bool {
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	for line := range strings.Lines(string(status)) {
+		if value, ok := strings.CutPrefix(line, "ShdPnd:"); ok {
+			signals, err := strconv.ParseUint(strings.TrimSpace(value), 16, 64)
+			return err == nil && signals&(1<<(unix.SIGINT-1)) != 0
+		}
+	}
+	return false
 }
 
 // talk is an exchange that pid 1 works on.
@@ -451,6 +503,7 @@ type talk struct {
 	stopped time.Time     // when the first step of stopping was taken; zero: it goes on
 	due     time.Time     // when the next one is
 	step    int
+	struck  bool // the shell was sent the interrupt that is asked for; the job that it may wait for wasn't
 	left    bool // it was told that the exchange is over
 	over    bool // so Heard said
 	err     error
@@ -671,17 +724,55 @@ func (k *talk) stop(ctx context.Context) error {
 	return cgroup.Kill(k.b.sessionLeaf(k.session.Number))
 }
 
-// strike sends an interrupt that is asked for, if something runs that it could hit.
+// strike sends an interrupt that is asked for, if something runs that it could hit. The session is looked at frozen: what it
+// was doing, it takes the signal before it goes on.
 func (k *talk) strike() error {
 	begun := time.Now()
-	struck, err := k.b.strike(k.session)
-	if struck {
-		k.end.Interrupted = true
+	dir := k.b.sessionLeaf(k.session.Number)
+	limit, cancel := context.WithTimeout(context.Background(), freezePatience)
+	defer cancel()
+	err := cgroup.Freeze(limit, dir)
+	if err == nil && k.hit() {
 		<-k.asked
+	}
+	if fault.Is(err, fault.Deadline) {
+		err = nil
 	}
 	took := time.Since(begun)
 	k.next = begun.Add(took + max(9*took, interruptPause))
-	return err
+	return k.b.orGone(errors.Join(err, cgroup.Thaw(dir)))
+}
+
+// hit sends SIGINT to what runs in the foreground of a frozen session, and reports whether that is all; else it is to look again.
+//
+// A shell that reads what it is told would lose a part of the line that it is at, and run the rest. Then its stdin is its
+// channel, and while it runs a command it is something else.
+//
+// A job in a group of its own is in the foreground if the shell goes on waiting once it has taken the interrupt: one that runs
+// wait, or something beside a job in the background, doesn't.
+func (k *talk) hit() (done bool) {
+	shell, all := k.session.HostPID, k.b.members(k.session)
+	reading := strikesRunning && reads(k.session)
+	switch {
+	case k.struck && interruptPending(shell):
+		return false
+	case k.struck:
+		if !reading && waiting(shell) {
+			interruptGroup(k.job(all), all)
+		}
+		k.struck = false
+		return true
+	case reading:
+		if slices.ContainsFunc(all, func(m member) bool { return m.pid == shell && m.stopped }) {
+			unix.Kill(shell, unix.SIGCONT) // or it will never run anything that could be interrupted
+		}
+		return false
+	case !interruptGroup(foreground(k.session), all):
+		return false
+	}
+	k.end.Interrupted = true
+	k.struck = k.job(all) != 0
+	return !k.struck
 }
 
 // strikeAndWait is a step: what is interrupted has its time from then on, however long that took on a busy host.

@@ -148,6 +148,7 @@ func TestSessionDeadlines(t *testing.T) {
 			killed, ended, after bool
 		}{
 			{"sleep", "echo begun; sleep 100; echo after", false, false, false},
+			{"shell that stops itself", "echo begun; kill -STOP $$; echo after", false, false, false},
 			{"loop of builtins", "echo begun; while :; do :; done; echo after", false, false, false},
 			{"child that ignores interrupts", "bash -c 'trap \"\" INT; echo begun; while :; do sleep 1; done'; echo after", true, false, true},
 			{"shell that ignores them, too", "trap '' INT; echo begun; while :; do :; done", true, true, false},
@@ -189,6 +190,149 @@ func TestSessionDeadlines(t *testing.T) {
 				}
 				if pids, err := cgroup.Pids(b.sessionLeaf(b.Sessions()[0].Number)); err != nil || len(pids) != 1 {
 					t.Errorf("processes %v are left, %v", pids, err)
+				}
+				if err := b.CloseSession(context.Background(), "s"); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+// An interrupt reaches what is in the foreground, whatever it has done to itself: it ends the command, and nothing else.
+func TestInterruptsReachTheForeground(t *testing.T) {
+	h := openHost(t)
+	b := startBox(t, h)
+	for _, c := range []struct {
+		name, text string
+		runs       string // what has to run beside the shell first: the last words of the command lines
+		waits      bool   // and the shell to wait for
+		left       string // what goes on
+		pipes      bool   // without a terminal only: with one, it is between the shell and the program, as at any
+	}{
+		{"a shell that stops itself", "echo begun; kill -STOP $$; echo after", "", false, "", false},
+		{"a program that stops itself", "echo begun; bash -c 'kill -STOP $$; :' 1001; echo after", "1001", true, "", true},
+		{"a job", "set -m; sleep 1001 & sleep 1002 & echo begun; sleep 1003; echo after", "1001 1002 1003", true, "1001 1002", false},
+		{"a job of several", "set -m; echo begun; sleep 1001 | sleep 1002; echo after", "1001 1002", true, "", false},
+		{"a program with a group of its own", "echo begun; timeout 1001 sleep 1002; echo after", "1002 1002", true, "", true},
+		{"a program that has left the session", "echo begun; setsid sleep 1001; echo after", "1001", true, "", true},
+		{"a wait for jobs", "set -m; sleep 1001 & echo begun; wait; echo after", "1001", true, "1001", false},
+		{"a loop beside a job", "set -m; sleep 1001 & echo begun; while :; do :; done; echo after", "1001", false, "1001", false},
+		{"a program beside what has left the session", "setsid sleep 1001 & echo begun; sleep 1002; echo after", "1001 1002", true, "1001", false},
+	} {
+		for _, tty := range []bool{false, true} {
+			if tty && c.pipes {
+				continue
+			}
+			right := t.Run(fmt.Sprintf("%s/tty=%t", c.name, tty), func(t *testing.T) {
+				s := openShell(t, b, SessionSpec{Name: "s", TTY: tty})
+				say(t, b, "s", "y=1")
+				begun, done := make(chan struct{}), make(chan said)
+				go func() {
+					done <- say(t, b, "s", c.text, func(k *Talk) {
+						write := k.Stdout
+						first := sync.OnceFunc(func() { close(begun) })
+						k.Stdout = func(p []byte) { write(p); first() }
+					})
+				}()
+				select {
+				case <-begun:
+				case r := <-done:
+					t.Fatalf("it ended without a word: %+v", r)
+				}
+				await(t, "the command has got so far", func() bool {
+					stopped := slices.ContainsFunc(b.members(s), func(m member) bool { return m.stopped })
+					return beside(t, b, s) == c.runs && waiting(s.HostPID) == c.waits && stopped == strings.Contains(c.text, "STOP")
+				})
+				if was, err := b.Interrupt("s"); !was || err != nil {
+					t.Errorf("nothing to interrupt: %t, %v", was, err)
+				}
+				if r := <-done; !r.Interrupted || r.TimedOut || r.Ended || r.status != 130 || strings.Contains(r.out, "after") {
+					t.Fatalf("%+v", r)
+				}
+				await(t, "what was interrupted is gone, and nothing else", func() bool { return beside(t, b, s) == c.left })
+				if r := say(t, b, "s", "echo $y"); strings.TrimSpace(r.out) != "1" {
+					t.Errorf("the session lost its state: %+v", r)
+				}
+				if err := b.CloseSession(context.Background(), "s"); err != nil {
+					t.Error(err)
+				}
+			})
+			if !right {
+				return // each would wait for its deadline
+			}
+		}
+	}
+}
+
+// beside are the last words of the command lines of what runs beside a shell.
+func beside(t testing.TB, b *box, s Session) string {
+	t.Helper()
+	procs, err := b.Survivors()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var last []string
+	for _, p := range procs {
+		if words := strings.Fields(strings.ReplaceAll(string(p.Cmdline), "\x00", " ")); p.HostPID != s.HostPID && len(words) > 0 {
+			last = append(last, words[len(words)-1])
+		}
+	}
+	slices.Sort(last)
+	return strings.Join(last, " ")
+}
+
+// A shell that does something of its own before each prompt, without end, is never told anything again: no interrupt could reach it
+// without the risk of cutting what it is told. A deadline kills what it waits for, or ends the session, and says so.
+func TestAPromptWithoutEndEndsTheSession(t *testing.T) {
+	h := openHost(t)
+	b := startBox(t, h)
+	for _, c := range []struct {
+		name, text string
+		commands   int // until one isn't answered
+		ended      bool
+	}{
+		{"that loops", "PROMPT_COMMAND='while :; do :; done'", 1, true},
+		{"that loops the next time", "PROMPT_COMMAND='[[ $((n++)) -eq 0 ]] || while :; do :; done'", 2, true},
+		{"that waits", "PROMPT_COMMAND='sleep 1000'", 1, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			openShell(t, b, SessionSpec{Name: "s"})
+			if c.commands > 1 {
+				say(t, b, "s", c.text)
+				if f, err := b.Idle("s"); err != nil || f.Busy == "" {
+					t.Errorf("it is idle: %+v, %v", f, err)
+				}
+			}
+			r := say(t, b, "s", c.text, func(k *Talk) { k.Deadline = time.Now().Add(200 * time.Millisecond) })
+			if !r.TimedOut || !r.Killed || r.Ended != c.ended {
+				t.Errorf("%+v", r)
+			}
+			if got := len(b.Sessions()); c.ended && (got > 0 || cgroup.Populated(b.group.Run)) || !c.ended && got != 1 {
+				t.Errorf("%d sessions are left", got)
+			}
+		})
+	}
+}
+
+// A shell at the limit of its open files can run next to nothing, and says so itself, at once.
+func TestAShellWithoutDescriptorsAnswers(t *testing.T) {
+	h := openHost(t)
+	b := startBox(t, h)
+	for _, tty := range []bool{false, true} {
+		for _, limit := range []string{"3", "4", "5", "11"} {
+			t.Run(fmt.Sprintf("tty=%t/%s", tty, limit), func(t *testing.T) {
+				openShell(t, b, SessionSpec{Name: "s", TTY: tty})
+				if r := say(t, b, "s", "ulimit -n "+limit); r.TimedOut || r.Ended || r.status != 0 {
+					t.Errorf("%+v", r)
+				}
+				if r := say(t, b, "s", "echo on"); r.TimedOut || r.Ended || strings.HasPrefix(r.out, "on") != (r.status == 0) || r.out+r.err == "" {
+					t.Errorf("%+v", r)
+				}
+				l := &shell.Listener{Token: shell.Token()}
+				end, err := b.Talk(context.Background(), Talk{Session: "s", Say: shell.Describe(l.Token), Heard: l.Hear, Deadline: time.Now().Add(20 * time.Second)})
+				if err != nil || end.Ended || end.TimedOut {
+					t.Errorf("describing itself: %+v, %v", end, err)
 				}
 				if err := b.CloseSession(context.Background(), "s"); err != nil {
 					t.Error(err)

@@ -36,7 +36,7 @@ const (
 	secEnd      = "end"
 )
 
-// Describe has a shell describe itself.
+// Describe has a shell describe itself. One that can't, since it may open no more files, only says that this was all.
 func Describe(token string) []byte {
 	var b strings.Builder
 	say := func(section, do string) {
@@ -61,7 +61,7 @@ func Describe(token string) []byte {
 	say(secUmask, `\builtin umask -p`)
 	say(secJob, `\builtin printf %s "${!-}"`)
 	say(secGetopts, getoptsProbe)
-	fmt.Fprintf(&b, `}; \builtin printf '\n%%s end\n' %s >&0 ) >/dev/null 2>&1`+"\n", token)
+	fmt.Fprintf(&b, `}; \builtin printf '\n%%s end\n' %[1]s >&0 ) >/dev/null 2>&1 || ( \builtin printf '\n%%s end\n' %[1]s ) >&0 2>&0`+"\n", token)
 	return []byte(b.String())
 }
 

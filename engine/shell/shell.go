@@ -82,10 +82,11 @@ func Command(text []byte, stdin, token string, shadowed bool) []byte {
 }
 
 // report has the shell say how the last command ended. An interrupt drops the line that it
-// hits, and this is the next.
+// hits, and this is the next. It opens no file: a shell may be at the limit of those that it may have. What else is
+// written to the channel meanwhile is for nobody, and the report begins a line.
 func report(token string) []byte {
 	return []byte(`( __boxwood_s=$? __boxwood_b=0; if \declare -F builtin; then \unset -f builtin; __boxwood_b=1; fi; ` +
-		`\builtin printf '%s %d %d\n' ` + token + ` "$__boxwood_s" "$__boxwood_b" >&0 ) >/dev/null 2>&1` + "\n")
+		`\builtin printf '\n%s %d %d\n' ` + token + ` "$__boxwood_s" "$__boxwood_b" ) >&0 2>&0` + "\n")
 }
 
 // quote makes one word of bytes, in which nothing is left for the shell to find: no end

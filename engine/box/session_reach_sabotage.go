@@ -1,0 +1,5 @@
+//go:build sabotage_reach
+
+package box
+
+const reachesAll = false
