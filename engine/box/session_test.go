@@ -96,6 +96,8 @@ func TestSessionCommands(t *testing.T) {
 			{"binary", `printf '\377\0\1'`, 0, "\xff\x00\x01", "", false},
 			{"syntax error", "if true; then", 2, "", "syntax error", true},
 			{"unterminated quote", "echo 'a", 2, "", "unexpected EOF", true},
+			{"unterminated condition", "if [[ $x == ", 2, "", "conditional", true},
+			{"a condition after it", "[[ a == a ]] && echo yes", 0, "yes\n", "", false},
 			{"goes on after them", "echo fine", 0, "fine\n", "", false},
 			{"not found", "no-such-program", 127, "", "not found", true},
 			{"what looks like a report", `printf '0123456789abcdef01234567 0 0\n'; false`, 1, "0123456789abcdef01234567 0 0\n", "", false},

@@ -44,7 +44,7 @@ func Describe(token string) []byte {
 	}
 	b.WriteString(`( `)
 	b.WriteString(`if \declare -F builtin; then __boxwood_b=$(\declare -f builtin); \unset -f builtin; fi; ` +
-		`\builtin enable -n >&0 && { \builtin enable ` + used + `; `)
+		`\builtin printf '\n%s %s\n' ` + token + ` ` + secDisabled + ` >&0; \builtin enable -n >&0 && { \builtin enable ` + used + `; `)
 	say(secTraps, `\builtin trap -p`)
 	say(secOptions, `\builtin set +o`)
 	say(secShopt, `\builtin shopt -p`)
@@ -69,9 +69,9 @@ func Describe(token string) []byte {
 const used = `alias complete declare dirs getopts hash printf set shopt trap umask unset`
 
 // getoptsProbe finds what getopts keeps to itself: which letter of a word it is at.
-// It asks for the next option of words that have every letter.
-const getoptsProbe = `if [[ ${OPTIND-1} -lt 1000 ]]; then __boxwood_a=(); ` +
-	`while [[ ${#__boxwood_a[@]} -le ${OPTIND-1} ]]; do __boxwood_a+=(-abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ); done; ` +
+// It asks for the next option of words that have every letter. A [[ here could be taken for a part of another: see condition.
+const getoptsProbe = `if (( ${OPTIND:-1} < 1000 )); then __boxwood_a=(); ` +
+	`while (( ${#__boxwood_a[@]} <= ${OPTIND:-1} )); do __boxwood_a+=(-abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ); done; ` +
 	`\builtin getopts abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ __boxwood_o "${__boxwood_a[@]}"; \builtin printf %s "$__boxwood_o"; ` +
 	`else \builtin printf far; fi`
 
@@ -127,15 +127,14 @@ func (l *Listener) Parse(own Own) (*Description, error) {
 	d := &Description{Sections: map[string][]byte{}}
 	mark := []byte("\n" + l.Token + " ")
 	parts := bytes.Split(l.raw, mark)
-	d.Sections[secDisabled] = parts[0]
-	for _, part := range parts[1:] {
+	for _, part := range parts[1:] { // what is before them is for nobody
 		name, text, ok := bytes.Cut(part, []byte{'\n'})
 		if !ok {
 			return nil, fault.New(fault.Internal, "bad_description", "the shell's description can't be read")
 		}
 		d.Sections[string(name)] = text
 	}
-	for _, name := range []string{secTraps, secOptions, secVars, secFuncs, secGetopts, secEnd} {
+	for _, name := range []string{secDisabled, secTraps, secOptions, secVars, secFuncs, secGetopts, secEnd} {
 		if _, ok := d.Sections[name]; !ok {
 			return nil, fault.New(fault.Internal, "bad_description", "the shell's description lacks its %s", name)
 		}

@@ -64,7 +64,7 @@ func Hello(g Greeting) []byte {
 		} {
 			fmt.Fprintf(&b, "{ %s; } <%s\n", line, g.Stdin)
 		}
-		b.WriteString("\\builtin set +o history +H; \\builtin unset HISTFILE MAILCHECK; \\builtin enable -n bind; PS1= PS2=\n")
+		b.WriteString("\\builtin set +o history +H +o vi +o emacs; \\builtin unset HISTFILE MAILCHECK; \\builtin enable -n bind; PS1= PS2=\n")
 	}
 	return []byte(b.String())
 }
@@ -81,12 +81,17 @@ func Command(text []byte, stdin, token string, shadowed bool) []byte {
 	return append(b, report(token)...)
 }
 
+// condition is where a bash shows that it is still in a [[ that an error has cut off: it takes the next one for a part of that, and
+// by its failure comes to itself again.
+const condition = `\builtin eval '[[ a ]]'`
+
 // report has the shell say how the last command ended. An interrupt drops the line that it
 // hits, and this is the next. It opens no file: a shell may be at the limit of those that it may have. What else is
 // written to the channel meanwhile is for nobody, and the report begins a line.
 func report(token string) []byte {
 	return []byte(`( __boxwood_s=$? __boxwood_b=0; if \declare -F builtin; then \unset -f builtin; __boxwood_b=1; fi; ` +
-		`\builtin printf '\n%s %d %d\n' ` + token + ` "$__boxwood_s" "$__boxwood_b" ) >&0 2>&0` + "\n")
+		`\builtin printf '\n%s %d %d\n' ` + token + ` "$__boxwood_s" "$__boxwood_b"; ` + condition + ` ) >&0 2>&0 || ` +
+		condition + ` 2>/dev/null || \builtin true` + "\n")
 }
 
 // quote makes one word of bytes, in which nothing is left for the shell to find: no end

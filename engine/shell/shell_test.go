@@ -224,6 +224,38 @@ func TestRestoredShellsAreEqual(t *testing.T) {
 	}
 }
 
+// Many a profile asks for line editing, with which nothing could be told over a channel, nor restored.
+func TestProfilesAreRead(t *testing.T) {
+	home := t.TempDir()
+	if err := os.WriteFile(home+"/.bash_profile", []byte("set -o vi\nseen=1\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	l := start(t, []string{"HOME=" + home}, "/", Greeting{Profiles: true})
+	if l.run("[[ $seen = 1 ]]") != 0 {
+		t.Error("its profile wasn't read")
+	}
+	if l.run("[[ ! -o vi && ! -o emacs ]]") != 0 {
+		t.Error("it edits lines")
+	}
+}
+
+// An error leaves a bash in the middle of a [[: the next command would be taken for a part of it, and the description, too.
+func TestConditionsThatAreCutOff(t *testing.T) {
+	for _, text := range []string{"[[", "[[ a", "if [[ $x == ", "[[ a =~ (", "[[ a && (", "f() { [[ a", "[[ a b c", "set -x; [[ a", "set -T; trap 'echo x' DEBUG; [[ a"} {
+		t.Run(text, func(t *testing.T) {
+			t.Parallel()
+			l := start(t, nil, "/", Greeting{})
+			if status := l.run(text); status != 2 {
+				t.Errorf("it ended with %d", status)
+			}
+			if status := l.run("[[ a = a ]] && exit_with() { return 5; } && exit_with || [[ $? = 5 ]] && (exit 7) || (exit 8)"); status != 8 {
+				t.Errorf("the next command ended with %d", status)
+			}
+			l.describe()
+		})
+	}
+}
+
 func (d *Description) dump() string {
 	var b strings.Builder
 	for _, name := range []string{secDisabled, secBuiltin, secTraps, secOptions, secVars, secAttrs, secFuncs, secAliases, secDirs, secHash, secComplete, secArgs, secUmask, secJob, secGetopts} {
