@@ -21,6 +21,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"hash"
 	"hash/crc32"
 	"io"
@@ -214,18 +215,15 @@ func (a *Reader) Next() (Kind, []byte, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	size, err := binary.ReadUvarint(a)
+	size, err := a.size()
 	if err != nil {
 		return 0, nil, err
-	}
-	if size > maxFrame {
-		return 0, nil, a.damaged("a frame says it has %d bytes", size)
 	}
 	var crc [4]byte
 	if err := a.read(crc[:]); err != nil {
 		return 0, nil, err
 	}
-	body, err := a.body(int(size))
+	body, err := a.body(size)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -236,6 +234,21 @@ func (a *Reader) Next() (Kind, []byte, error) {
 		return End, body, a.end(body, before)
 	}
 	return Kind(k), body, nil
+}
+
+// size is a frame's length. ReadUvarint has an error of its own for a number that no 64 bits hold.
+func (a *Reader) size() (int, error) {
+	size, err := binary.ReadUvarint(a)
+	var own *fault.Error
+	switch {
+	case err != nil && !errors.As(err, &own):
+		return 0, a.damaged("a frame's length is no number: %v", err)
+	case err != nil:
+		return 0, err
+	case size > maxFrame:
+		return 0, a.damaged("a frame says it has %d bytes", size)
+	}
+	return int(size), nil
 }
 
 // body grows with what is there, not with what a length says.
