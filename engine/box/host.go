@@ -337,6 +337,7 @@ func (h *Host) Close() error {
 	if left, err := h.root.Names(); err != nil || len(left) > 0 {
 		return err // boxes that live on
 	}
+	removeProgram(h.control) // the next daemon has its own
 	return h.root.Remove()
 }
 

@@ -35,6 +35,13 @@ const (
 	restoreProgram = "boxinit-restore"
 )
 
+// removeProgram is for when no box lives on.
+func removeProgram(control string) {
+	for _, name := range []string{startProgram, restoreProgram} {
+		_ = os.Remove(filepath.Join(control, name))
+	}
+}
+
 // writeProgram makes both files anew: links to older ones keep those.
 func writeProgram(control string) error {
 	for name, mode := range map[string]os.FileMode{startProgram: 0o111, restoreProgram: 0o555} {
