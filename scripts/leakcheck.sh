@@ -3,12 +3,13 @@
 #
 # `before` writes down what is there; `after` compares, and fails with what is new:
 # mounts, loop devices, Boxwood's cgroups, network namespaces, sandboxes, processes that
-# carry BOXWOOD_LEAK_MARK in their environment as the run's do, and files of
-# Boxwood's in the temporary folder. A process may take a moment to end, so `after`
-# looks again for up to 10 s until nothing is new.
+# carry BOXWOOD_LEAK_MARK in their environment as the run's do, run folders, what there is
+# of System V and POSIX (queues, semaphores, shared memory), and files of Boxwood's in the
+# temporary folder. A process may take a moment to end, so `after` looks again for up to
+# 10 s until nothing is new.
 set -euo pipefail
 [ $# = 2 ] || {
-  sed -n '2,8s/^# \{0,1\}//p' "$0" >&2
+  sed -n '2,10s/^# \{0,1\}//p' "$0" >&2
   exit 2
 }
 
@@ -22,10 +23,14 @@ inventory() {
   done
   find /sys/fs/cgroup -type d -path '*boxwood*' -printf 'cgroup %p\n' 2>/dev/null || true
   find /run/netns -mindepth 1 -printf 'network namespace %f\n' 2>/dev/null || true
-  # A daemon that has ended keeps its run folder with pid 1's program, for the next one on that state.
-  for file in /run/boxwood-* /dev/shm/boxwood-*; do
-    [ -z "$(find "$file" -type f ! -path '*/boxes/boxinit-*' -print -quit 2>/dev/null)" ] || echo "run folder $file"
+  # Run folders of daemons, and memory and semaphores of POSIX.
+  find /run -mindepth 1 -maxdepth 1 -name 'boxwood-*' -printf 'run folder %p\n'
+  find /dev/shm -mindepth 1 -maxdepth 1 -printf 'shared memory %p\n' 2>/dev/null || true
+  local kind
+  for kind in msg sem shm; do
+    awk -v kind=$kind 'NR > 1 { print "System V " kind ", key " $1 ", mode " $3 }' /proc/sysvipc/$kind
   done
+  unshare --mount sh -c 'mount -t mqueue none /mnt && find /mnt -mindepth 1 -printf "message queue %f\n"'
   find "${TMPDIR:-/tmp}" -maxdepth 1 \( -name '*boxwood*' -o -name 'bwo*' -o -name '.doctor-*' \) -printf 'file %p\n'
   # By command line and not by pid. Builtins alone, or looking takes seconds.
   local pid argv inside outside
