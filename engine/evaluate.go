@@ -49,7 +49,7 @@ type Grader struct {
 }
 
 // Evaluation is what a grader came to. Rewards are nil if the command ran and gave
-// none: it reached its deadline, or it didn't write its file; Problem says so. A
+// none: it reached its deadline, or it didn't write its file, or it wasn't run, as what it was to grade had no room; Problem says so. A
 // failure of the host is an error and never an Evaluation.
 type Evaluation struct {
 	Rewards     map[string]float64
@@ -79,7 +79,15 @@ func (e *Engine) Evaluate(ctx context.Context, id ids.Node, g Grader) (Evaluatio
 			return Evaluation{}, fmt.Errorf("making the grader's sandbox: %w", err)
 		}
 		defer done()
-		if missing, err = e.hand(ctx, subject, fresh, g); err != nil {
+		room := g.Limits.DiskBytes
+		if room == 0 {
+			room = e.cfg.Limits.DiskBytes
+		}
+		missing, err = e.hand(ctx, subject, fresh, g, &room)
+		if room < 0 { // the agent's doing, as a file with a hole that no disk has room for: no failure of the host
+			return Evaluation{Status: tree.Completed, Missing: missing, Problem: "the command wasn't run: the paths hold more than the grader's sandbox may have on its disk"}, nil
+		}
+		if err != nil {
 			return Evaluation{}, err
 		}
 		at = fresh
@@ -177,8 +185,8 @@ func (e *Engine) uprootGraders(ctx context.Context) {
 }
 
 // hand copies the grader's paths from one sandbox into another. The one is hostile, and
-// so is what it sends.
-func (e *Engine) hand(ctx context.Context, from, to ids.Sandbox, g Grader) (missing []string, err error) {
+// so is what it sends. What it takes is taken from room, which is below 0 if there was more.
+func (e *Engine) hand(ctx context.Context, from, to ids.Sandbox, g Grader, room *int64) (missing []string, err error) {
 	for _, p := range g.Paths {
 		p = path.Clean(p)
 		pr, pw := io.Pipe()
@@ -189,7 +197,7 @@ func (e *Engine) hand(ctx context.Context, from, to ids.Sandbox, g Grader) (miss
 			sent <- err
 		}()
 		sieved, sw := io.Pipe()
-		go func() { sw.CloseWithError(sieve(pr, sw, p, g.Files)) }()
+		go func() { sw.CloseWithError(sieve(pr, sw, p, g.Files, room)) }()
 		_, _, err := e.Upload(ctx, to, "", path.Dir(p), sieved, func(*tree.Tx, TurnResult, Unpacked) error { return nil })
 		sieved.CloseWithError(io.ErrClosedPipe)
 		pr.CloseWithError(io.ErrClosedPipe)
@@ -207,8 +215,8 @@ func (e *Engine) hand(ctx context.Context, from, to ids.Sandbox, g Grader) (miss
 
 // sieve lets pass of a tar stream of what lies at p only what ends up there: folders, files and
 // links, each below a folder that came before it, none twice. So a link never leads an
-// entry elsewhere. What a hidden file needs for itself doesn't pass either.
-func sieve(r io.Reader, w io.Writer, p string, hidden []File) error {
+// entry elsewhere. What a hidden file needs for itself doesn't pass either. It ends when there is no room: see hand.
+func sieve(r io.Reader, w io.Writer, p string, hidden []File, room *int64) error {
 	in, out := tar.NewReader(r), tar.NewWriter(w)
 	root := path.Base(p)
 	folders, seen := map[string]bool{".": true}, map[string]bool{}
@@ -222,6 +230,9 @@ func sieve(r io.Reader, w io.Writer, p string, hidden []File) error {
 		}
 		if err != nil {
 			return err
+		}
+		if *room -= h.Size; *room < 0 {
+			return fault.New(fault.Exhausted, "graded_too_large", "%s is too large", h.Name)
 		}
 		name := path.Clean(h.Name)
 		folder := h.Typeflag == tar.TypeDir

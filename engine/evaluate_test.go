@@ -59,7 +59,7 @@ func TestSieve(t *testing.T) {
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := sieve(&in, &out, "/srv/w", []File{{Path: "/srv/w/tests/hidden"}}); err != nil {
+	if err := sieve(&in, &out, "/srv/w", []File{{Path: "/srv/w/tests/hidden"}}, new(int64(1<<40))); err != nil {
 		t.Fatal(err)
 	}
 	var passed []string
@@ -76,7 +76,7 @@ func TestSieve(t *testing.T) {
 	if want := []string{"w/", "w/a", "w/link", "w/tests", "w/tests/own"}; !slices.Equal(passed, want) {
 		t.Errorf("passed %q, want %q", passed, want)
 	}
-	if err := sieve(strings.NewReader("no tar at all, but long enough to be taken for a header "+strings.Repeat("x", 600)), io.Discard, "/w", nil); err == nil {
+	if err := sieve(strings.NewReader("no tar at all, but long enough to be taken for a header "+strings.Repeat("x", 600)), io.Discard, "/w", nil, new(int64(1<<40))); err == nil {
 		t.Error("garbage passed")
 	}
 }

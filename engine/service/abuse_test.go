@@ -76,6 +76,9 @@ var walls = []struct {
 	{"sends", []syscall.Errno{unix.ENOTTY}, "the host's root need not be btrfs"},
 	{"stale_blocks", []syscall.Errno{unix.ENODATA}, "no file system shows them"},
 	{"daemon_socket", []syscall.Errno{unix.ENOENT}, "no daemon need be at its usual place"},
+	{"control_socket", []syscall.Errno{unix.EACCES}, "the host has no such file"},
+	{"false_pid1", []syscall.Errno{unix.EROFS}, "the host has no such folder"},
+	{"moved_control", []syscall.Errno{unix.EBUSY, unix.EROFS}, "the host has no such folder"},
 	{"io_uring", []syscall.Errno{unix.EPERM}, "io_uring"},
 	{"keyring", []syscall.Errno{unix.EPERM}, "keyring"},
 	{"userfault", []syscall.Errno{unix.EPERM}, "userfaultfd"},
@@ -234,6 +237,36 @@ const seen = `grep -E '^(Uid|Gid|Groups|Cap|NoNewPrivs|Seccomp|SigIgn|SigBlk|Uma
 	while read -r id parent dev rest; do echo "$rest"; done </proc/self/mountinfo | sort
 	ls -lnR /dev | grep -v '^total'; ls /sys/class/net /proc/1/fd 2>&1; cat /sys/class/net/lo/flags; ulimit -a`
 
+// groupsOf are the values of a sandbox's cgroups that bound it.
+func (d *daemon) groupsOf(t testing.TB, generation string) (values []string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(d.rootOf(t, generation), "..", "cgroup"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	group := regexp.MustCompile(`/boxwood-test-[^/]+/\d+`).FindString(string(text))
+	for _, mount := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/*"} {
+		for _, file := range strings.Fields(`memory.max memory.swap.max pids.max cpu.max cpu.weight cpuset.cpus cgroup.max.descendants
+			memory.limit_in_bytes memory.memsw.limit_in_bytes memory.swappiness cpu.cfs_quota_us cpu.cfs_period_us cpu.shares`) {
+			found, err := filepath.Glob(mount + group + "/" + file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, path := range found {
+				value, err := os.ReadFile(path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				values = append(values, fmt.Sprintf("%s of %s: %s", file, strings.TrimSuffix(path, group+"/"+file), value))
+			}
+		}
+	}
+	if group == "" || len(values) < 4 {
+		t.Fatalf("the cgroup %q has %q", group, values)
+	}
+	return values
+}
+
 // Sandboxes are bounded alike, however they came to be: field by field.
 func TestEverySandboxIsConfinedAlike(t *testing.T) {
 	testenv.Require(t, testenv.CRIU)
@@ -242,7 +275,7 @@ func TestEverySandboxIsConfinedAlike(t *testing.T) {
 	own := regexp.MustCompile(`(lowerdir\+?|upperdir|workdir)=[^, ]*|/boxes/\d+|gid=\d+|\b\w{3} +\d+ \d\d:\d\d\b`)
 	for state, sb := range d.states(t, attackProgram(t, "../box/testdata/calls.c")) {
 		text := d.ok(t, sb.GetId(), seen+"\n/root/program 0 200 -34 -56 -57 -58 -60; /root/program 201 500 -231 -435") // what ends, forks or waits
-		told[state] = strings.Split(own.ReplaceAllString(text, ""), "\n")
+		told[state] = append(strings.Split(own.ReplaceAllString(text, ""), "\n"), d.groupsOf(t, sb.GetGeneration())...)
 	}
 	if len(told["fresh"]) < 400 {
 		t.Fatalf("only %d lines were compared", len(told["fresh"]))

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -140,7 +141,8 @@ func TestNoRewardIsNotZero(t *testing.T) {
 	d := running(t)
 	_, sb := d.newTree(t)
 	node := d.run(t, sb.GetId(), "mkdir /w; echo 42 > /w/answer").GetNode()
-	d.captured(t, node.GetId())
+	huge := d.run(t, sb.GetId(), "mkdir /w/g; truncate -s 8T /w/g/hole").GetNode()
+	d.captured(t, node.GetId(), huge.GetId())
 	shell := func(text string) *boxwoodv1.Grader {
 		return &boxwoodv1.Grader{
 			Start: &boxwoodv1.Grader_Image{Image: "mini"}, Paths: []string{"/w"}, RewardsFile: "/r",
@@ -169,6 +171,15 @@ func TestNoRewardIsNotZero(t *testing.T) {
 	_, err := d.client.Evaluate(ctx(t), &boxwoodv1.EvaluateRequest{NodeId: node.GetId(), Grader: absent})
 	if reason(err) != "grader_not_started" {
 		t.Errorf("a grader that can't be started: %v", err)
+	}
+	// An agent that leaves more than there is room for neither stalls its grade nor makes it the host's failure.
+	for _, paths := range [][]string{{"/w"}, {"/w/answer", "/w/g"}} {
+		g := shell("echo 1 > /r")
+		g.Paths = paths
+		r := d.evaluate(t, huge.GetId(), g)
+		if len(r.GetRewards()) != 0 || !strings.Contains(r.GetProblem(), "on its disk") || r.GetStatus() != boxwoodv1.TurnStatus_TURN_STATUS_COMPLETED {
+			t.Errorf("8 TiB in %q: %v", paths, r)
+		}
 	}
 	// A caller that gives up, and a host without room, are errors.
 	short, cancel := context.WithTimeout(ctx(t), 300*time.Millisecond)

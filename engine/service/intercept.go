@@ -85,6 +85,9 @@ func (s *Service) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo
 		return nil, err
 	}
 	defer who.done()
+	if err := fits(req); err != nil {
+		return nil, err
+	}
 	if err := who.request(req); err != nil {
 		return nil, err
 	}
@@ -191,6 +194,9 @@ func (s *streamWith) RecvMsg(m any) error {
 	if err := s.ServerStream.RecvMsg(m); err != nil {
 		return err
 	}
+	if err := fits(m); err != nil {
+		return err
+	}
 	return s.who.request(m)
 }
 
@@ -226,7 +232,7 @@ func (s *Service) outcome(ctx context.Context, id, method string, began time.Tim
 	if f.Origin() == fault.Infrastructure && f.Kind != fault.Exhausted {
 		level = s.log.Warn
 	}
-	level("call failed", "request", id, "uid", who.uid, "pid", who.pid, "client", who.name, "method", method, "took", time.Since(began), "reason", f.Reason, "error", err)
+	level("call failed", "request", id, "uid", who.uid, "pid", who.pid, "client", who.name, "method", method, "took", time.Since(began), "reason", f.Reason, "error", short(err.Error()))
 	return toStatus(id, err)
 }
 
@@ -244,9 +250,9 @@ func toStatus(id string, err error) error {
 		return err // grpc's own, e.g. of a stream that broke
 	}
 	f, code := classify(err)
-	st, derr := status.New(code, f.Message).WithDetails(errorDetail(id, f))
+	st, derr := status.New(code, short(f.Message)).WithDetails(errorDetail(id, f))
 	if derr != nil {
-		return status.Error(code, f.Message)
+		return status.Error(code, short(f.Message))
 	}
 	return st.Err()
 }
@@ -273,7 +279,7 @@ func errorDetail(id string, f *fault.Error) *boxwoodv1.Error {
 		origin = boxwoodv1.Error_ORIGIN_AGENT
 	}
 	return &boxwoodv1.Error{
-		Reason: f.Reason, Origin: origin, Retryable: f.Retryable(), Hint: f.Hint, RequestId: id, RetryAfterNs: int64(f.RetryAfter),
+		Reason: f.Reason, Origin: origin, Retryable: f.Retryable(), Hint: short(f.Hint), RequestId: id, RetryAfterNs: int64(f.RetryAfter),
 		NearestNodeId: f.Nearest, NearestTurns: int32(f.Turns),
 	}
 }

@@ -193,6 +193,19 @@ static int daemon_socket(void)
 	return calls_on("\0boxwood", 8) && calls_on("/var/run/boxwood/boxwood.sock", 30) && calls_on("/run/boxwood.sock", 18) && calls_on("/run/boxwood/boxwood.sock", 26);
 }
 
+// To be pid 1's daemon, or the daemon's pid 1.
+static int control_socket(void)
+{
+	struct sockaddr_un a = {.sun_family = AF_UNIX, .sun_path = "/run/box/init.sock"};
+	return connect(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), (struct sockaddr *)&a, sizeof a);
+}
+static int false_pid1(void)
+{
+	struct sockaddr_un a = {.sun_family = AF_UNIX, .sun_path = "/run/box/false.sock"};
+	return bind(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), (struct sockaddr *)&a, sizeof a);
+}
+static int moved_control(void) { return rename("/run/box", "/run/moved"); }
+
 // The kernel's wider surface.
 static int io_uring(void) { return syscall(SYS_io_uring_setup, 1, (char[120]){0}) < 0; }
 static int keyring(void) { return syscall(SYS_add_key, "user", "k", "v", 1, -3) < 0; }
@@ -244,7 +257,7 @@ static const struct {
 	A(kill_pid1), A(stolen_descriptor),
 	A(by_handle), A(out_of_chroot), A(left_descriptors),
 	A(subvolume), A(snapshot), A(quota_off), A(quota_limit), A(search), A(defrag), A(sends),
-	A(stale_blocks), A(daemon_socket),
+	A(stale_blocks), A(daemon_socket), A(control_socket), A(false_pid1), A(moved_control),
 	A(io_uring), A(keyring), A(userfault), A(bpf), A(perf), A(module), A(alg), A(vsock), A(packet),
 	A(set_clock), A(set_name), A(realtime), A(nice_), A(spare_me), A(more_files), A(more_capabilities), A(other_group),
 };

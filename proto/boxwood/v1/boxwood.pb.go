@@ -6792,7 +6792,7 @@ func (*Grader_NodeId) isGrader_Start() {}
 
 type EvaluateResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Empty if the command ran and gave none; `problem` says why.
+	// Empty if the command ran and gave none, or had no room for what it was to grade; `problem` says why.
 	Rewards     map[string]float64 `protobuf:"bytes,1,rep,name=rewards,proto3" json:"rewards,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
 	Observation *Observation       `protobuf:"bytes,2,opt,name=observation,proto3" json:"observation,omitempty"`
 	// COMPLETED or TIMED_OUT.

@@ -2880,7 +2880,7 @@ class EvaluateResponse(google.protobuf.message.Message):
     wall_ns: builtins.int
     @property
     def rewards(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
-        """Empty if the command ran and gave none; `problem` says why."""
+        """Empty if the command ran and gave none, or had no room for what it was to grade; `problem` says why."""
 
     @property
     def observation(self) -> global___Observation: ...

@@ -1,0 +1,5 @@
+//go:build sabotage_lists
+
+package service
+
+const boundsLists = false
