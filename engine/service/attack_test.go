@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boxwood-rl/boxwood/engine"
 	"github.com/boxwood-rl/boxwood/internal/testenv"
 	"github.com/boxwood-rl/boxwood/internal/treewalk"
 	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
@@ -666,9 +667,17 @@ func TestRemovalsAreTriedAgain(t *testing.T) {
 			return i.GetPendingRemovals() == 0
 		})
 	}
+	run := engine.FindRunDir(d.dir)
+	if _, err := os.Stat(run); err != nil {
+		t.Fatal(err)
+	}
 	d.stop()
 	for _, f := range inspected(d.dir) {
 		t.Error(f)
+	}
+	// If it stays, each daemon that was ever here holds memory of the host.
+	if _, err := os.Stat(run); !os.IsNotExist(err) {
+		t.Errorf("the run folder %s of a daemon without sandboxes is there after its end: %v", run, err)
 	}
 }
 

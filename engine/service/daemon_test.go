@@ -257,6 +257,7 @@ func stateDir(t testing.TB) string {
 		for _, f := range inspected(dir) {
 			t.Error("check: ", f)
 		}
+		_ = os.RemoveAll(engine.FindRunDir(dir)) // that of a daemon that was killed
 		_ = os.RemoveAll(dir)
 	})
 	return dir
