@@ -50,6 +50,8 @@ type Boxes interface {
 	// Sweep ends every box of an earlier daemon that wasn't adopted.
 	Sweep(ctx context.Context) (killed int, err error)
 	Ready() int
+	// RefillInLine has what is made for later Starts made when its turn has come.
+	RefillInLine(inLine func(do func() error) error)
 	Close() error
 }
 
@@ -247,6 +249,15 @@ func New(ctx context.Context, parts Parts, cfg Config) (*Engine, error) {
 		return nil, err
 	}
 	e.uprootGraders(ctx)
+	e.Boxes.RefillInLine(func(do func() error) error {
+		release, err := e.attaches.Acquire(life, sched.Work{Class: sched.Refill})
+		if err != nil {
+			return err
+		}
+		err = do()
+		release(err)
+		return err
+	})
 	go e.spares.run()
 	go e.trials.run()
 	e.wg.Add(4)

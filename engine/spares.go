@@ -11,10 +11,10 @@ import (
 )
 
 const (
-	// sparesEach is how many spares one checkpoint gets at most, and sparesMax how
-	// many there are in all.
-	sparesEach, sparesMax = 4, 16
-	// spareLife is how long spares wait after the last fork of their checkpoint.
+	// sparesEach is how many spares one checkpoint gets at most, half of them while it isn't known how it is
+	// asked for, and sparesMax how many there are in all.
+	sparesEach, sparesMax = 8, 16
+	// spareLife is how long spares wait after the last fork of their checkpoint, at most.
 	spareLife = 30 * time.Second
 	// sparePause is how long no fork must have been under way before one is made: the
 	// replies of the last are still to be sent and read, and turns begin. Without it
@@ -23,7 +23,8 @@ const (
 )
 
 // spares are bodies that were made ahead, behind the replies of forks: what was
-// forked is likely to be forked again. A spare is a clone of the checkpoint's
+// forked is likely to be forked again. How many there are of a checkpoint follows from how it was asked for until now:
+// as many as come together, and none if the next come when these would have ended. A spare is a clone of the checkpoint's
 // snapshot that a zygote has taken as its root: a child in all but its watch,
 // its records and its name, which it gets when it is handed out. Until then
 // nothing runs in it but pid 1.
@@ -42,6 +43,8 @@ type spares struct {
 	mu      sync.Mutex
 	changed *sync.Cond // any of the fields below
 	shelves map[shelfKey]*shelf
+	demands sched.Demands[shelfKey]
+	each    time.Duration // what the last one took to make
 	forking int
 	pausing bool   // after the last fork
 	making  *shelf // that a spare is being made for
@@ -66,7 +69,7 @@ type shelf struct {
 }
 
 func newSpares(e *Engine) *spares {
-	s := &spares{e: e, shelves: map[shelfKey]*shelf{}, done: make(chan struct{})}
+	s := &spares{e: e, shelves: map[shelfKey]*shelf{}, demands: sched.Demands[shelfKey]{Most: sparesEach, Life: spareLife}, done: make(chan struct{})}
 	s.changed = sync.NewCond(&s.mu)
 	return s
 }
@@ -93,7 +96,7 @@ func (s *spares) end() {
 	s.mu.Unlock()
 }
 
-// wish asks for spares of a checkpoint of which n children were just made.
+// wish says that n children of a checkpoint are asked for now.
 func (s *spares) wish(p point, limits tree.Limits, n int) {
 	if p.state != nil && p.state.Kind == tree.Dump {
 		return // timers of what waits would run on, and its memory is all its own
@@ -101,12 +104,20 @@ func (s *spares) wish(p point, limits tree.Limits, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	key := shelfKey{p.checkpoint.Snapshot, p.checkpoint.State, limits}
+	now := time.Now()
+	ahead, keep := s.demands.Asked(now, key, n, sparePause+sparesEach*s.each)
 	sh := s.shelves[key]
+	if ahead == 0 {
+		if sh != nil {
+			s.clear(sh)
+		}
+		return
+	}
 	if sh == nil {
 		sh = &shelf{key: key, ck: p.checkpoint, state: p.state}
 		s.shelves[key] = sh
 	}
-	sh.want, sh.until = max(sh.want, min(n, sparesEach)), time.Now().Add(spareLife)
+	sh.want, sh.until = ahead, now.Add(keep)
 	for s.wanted() > sparesMax {
 		oldest := sh
 		for _, other := range s.shelves {
@@ -141,10 +152,10 @@ func (s *spares) offer(ck *tree.Checkpoint, state *tree.ProcessState, limits tre
 	sh.bodies = append(sh.bodies, b)
 }
 
-// wanted counts the spares that there should be. The caller holds mu.
+// wanted counts the spares that there should be, or are. The caller holds mu.
 func (s *spares) wanted() (n int) {
 	for _, sh := range s.shelves {
-		n += sh.want
+		n += max(sh.want, len(sh.bodies))
 	}
 	return n
 }
@@ -228,6 +239,7 @@ func (s *spares) drop(of ids.Snapshot) {
 			s.clear(sh)
 		}
 	}
+	s.demands.Gone(func(key shelfKey) bool { return key.snapshot == of })
 }
 
 // dropAll ends all spares and returns when the pool knows of none.
@@ -280,7 +292,7 @@ func (s *spares) run() {
 			}
 			s.mu.Lock()
 		default:
-			sh.bodies = append(sh.bodies, b)
+			sh.bodies, s.each = append(sh.bodies, b), b.took
 		}
 		s.making = nil
 		s.mu.Unlock()

@@ -52,6 +52,7 @@ type Host struct {
 	lastErr  error
 	closed   bool
 	refilled chan struct{} // closed when the refiller is gone
+	inLine   func(do func() error) error
 }
 
 // Open makes a Host and starts filling its pool. What a former daemon left is
@@ -60,7 +61,7 @@ func Open(cfg Config) (*Host, error) {
 	if cfg.wire == 0 {
 		cfg.wire = wireNow
 	}
-	h := &Host{cfg: cfg, slots: map[int]bool{}, owned: map[int]bool{}, refilled: make(chan struct{})}
+	h := &Host{cfg: cfg, slots: map[int]bool{}, owned: map[int]bool{}, refilled: make(chan struct{}), inLine: func(do func() error) error { return do() }}
 	h.changed = sync.NewCond(&h.mu)
 	if cfg.RunDir == "" || !filepath.IsAbs(cfg.RunDir) {
 		return nil, fault.New(fault.Invalid, "bad_config", "the run folder %q must be an absolute path", cfg.RunDir)
@@ -238,12 +239,27 @@ func (h *Host) freeSlot(slot int) {
 	delete(h.owned, slot)
 }
 
+// RefillInLine has each zygote that refills the pool made by inLine, which calls do when its turn has come and gives back what came of it, or says
+// why it didn't.
+func (h *Host) RefillInLine(inLine func(do func() error) error) {
+	h.mu.Lock()
+	h.inLine = inLine
+	h.mu.Unlock()
+}
+
 // refill keeps the pool full, one zygote at a time, and yields to Starts that
 // have one: what they wait for is the processor.
 func (h *Host) refill() {
 	defer close(h.refilled)
 	for h.wanted() {
-		z, err := h.newZygote()
+		h.mu.Lock()
+		inLine := h.inLine
+		h.mu.Unlock()
+		var z *zygote
+		err := inLine(func() (err error) {
+			z, err = h.newZygote()
+			return err
+		})
 		h.mu.Lock()
 		h.lastErr = err
 		if err != nil {

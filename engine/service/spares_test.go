@@ -74,6 +74,42 @@ func TestSparesBecomeChildren(t *testing.T) {
 	}
 }
 
+// How many spares a node gets follows from how it is forked: half of what may be at first, and as many as are asked for together once that is known. They, and the
+// zygotes that children took, are made as work that is counted.
+func TestSparesFollowDemand(t *testing.T) {
+	d := startDaemon(t, "")
+	d.importRoot(t)
+	_, sb := d.newTree(t)
+	node := d.run(t, sb.GetId(), "echo state > /root/state").GetNode()
+	d.captured(t, node.GetId())
+	d.settle(t)
+	before := d.queues(t)
+	made := func(line string) int64 {
+		return d.queues(t)[line+" refill"].GetDone() - before[line+" refill"].GetDone()
+	}
+	const children = 8 // as many zygotes, at least, wait in a test's daemon
+	free(t, d, d.fork(t, node.GetId(), children)...)
+	until(t, "4 spares are made, and the zygotes that the children took", func() bool { return made("clones") >= 4 && made("boxes")-4 >= children })
+	d.settle(t)
+	if spares := made("clones"); spares != 4 {
+		t.Errorf("%d spares were made when nothing was known, want 4", spares)
+	}
+	if took := d.queues(t)["boxes refill"].GetTookNs(); took <= before["boxes refill"].GetTookNs() {
+		t.Error("making them took no time")
+	}
+	// On a slow host calls are of one burst until they come later than 8 spares take.
+	until(t, "all children of a fork were spares", func() bool {
+		spare, all := d.uppers(t), true
+		list := d.fork(t, node.GetId(), children)
+		for _, child := range list {
+			all = all && spare[child.GetGeneration()]
+		}
+		free(t, d, list...)
+		d.settle(t)
+		return all
+	})
+}
+
 // Spares of one tree become children of another that stands on the same snapshot.
 func TestSparesOfAnotherTree(t *testing.T) {
 	d := startDaemon(t, "")
