@@ -45,8 +45,10 @@ var (
 	nodesPending = paged[struct{}]{nodes + "/" + pending, 8 + 16, 5}
 	// PinnedNodes: what a policy for states has to go around. Key: tree, node.
 	nodesPinned = paged[struct{}]{nodes + "/" + pinned, 16 + 16, 6}
+	// What a watcher that comes back has missed, however large the tree is. Key: tree, ModifyIndex, node.
+	nodesByChange = paged[struct{}]{nodes + "/" + byChange, 16 + 8 + 16, 8}
 
-	nodeIndexes = []paged[struct{}]{nodesByTree, nodesByParent, nodesByCheckpoint, nodesByPayload, nodesPending, nodesPinned}
+	nodeIndexes = []paged[struct{}]{nodesByTree, nodesByParent, nodesByCheckpoint, nodesByPayload, nodesPending, nodesPinned, nodesByChange}
 )
 
 // refs is what the store itself needs of a node, read without making a Node.
@@ -60,7 +62,7 @@ type refs struct {
 }
 
 // refsKeys are a node's keys in each of nodeIndexes; nil: it isn't in it.
-type refsKeys [6][]byte
+type refsKeys [7][]byte
 
 func (f *refs) keys() (ks refsKeys) {
 	u64 := binary.BigEndian.AppendUint64
@@ -80,6 +82,7 @@ func (f *refs) keys() (ks refsKeys) {
 	if f.pinned {
 		ks[5] = append(f.tree[:16:16], f.id[:]...)
 	}
+	ks[6] = append(u64(f.tree[:16:16], f.modify), f.id[:]...)
 	return ks
 }
 
@@ -218,8 +221,13 @@ func (r reader) refs(id ids.Node) (*refs, bool) {
 
 // rowsIn gives the nodes that an index has under a prefix.
 func (r reader) rowsIn(t paged[struct{}], prefix []byte) iter.Seq[nodeRow] {
+	return r.rowsFrom(t, prefix, prefix)
+}
+
+// rowsFrom is rowsIn from a key, or the start of one, on.
+func (r reader) rowsFrom(t paged[struct{}], prefix, from []byte) iter.Seq[nodeRow] {
 	return func(yield func(nodeRow) bool) {
-		for k := range t.scan(r, prefix) {
+		for k := range t.scanFrom(r, prefix, from) {
 			row, ok := r.row(nodeKey(k[len(k)-16:]))
 			if !ok {
 				panic("an index of nodes has one that isn't there")
@@ -283,6 +291,12 @@ func (r reader) Children(id ids.Node) iter.Seq[*Node] {
 func (r reader) HasChildren(id ids.Node) bool {
 	_, ok := nodesByParent.first(r, under(id, "nd_"))
 	return ok
+}
+
+// changedAfter are a tree's nodes that were made or changed after an index, in the order of their last changes.
+func (r reader) changedAfter(id ids.Tree, index uint64) iter.Seq[nodeRow] {
+	of := under(id, "tr_")
+	return r.rowsFrom(nodesByChange, of, binary.BigEndian.AppendUint64(of[:16:16], index+1))
 }
 
 // NodesOf is a tree's nodes in creation order.

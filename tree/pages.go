@@ -55,7 +55,7 @@ func (t paged[V]) from(r reader, key []byte) func() *page[V] {
 // recent are pages that the changes of a group have just looked up, two of each table: changes
 // that come together are mostly of the same trees. What lies between a key that was
 // looked up and the end of its page belongs to that page, until the table's pages change.
-type recent [8]struct {
+type recent [9]struct {
 	pages [2]struct {
 		low  [48]byte
 		page any
@@ -119,8 +119,13 @@ func (t paged[V]) padded(prefix []byte, b byte) []byte {
 
 // scan gives the keys that start with prefix, in order.
 func (t paged[V]) scan(r reader, prefix []byte) iter.Seq2[[]byte, V] {
+	return t.scanFrom(r, prefix, prefix)
+}
+
+// scanFrom is scan from a key, or the start of one, on.
+func (t paged[V]) scanFrom(r reader, prefix, from []byte) iter.Seq2[[]byte, V] {
 	return func(yield func([]byte, V) bool) {
-		low := t.padded(prefix, 0)
+		low := t.padded(from, 0)
 		next := t.from(r, low)
 		for p := next(); p != nil; p = next() {
 			i := 0
@@ -210,9 +215,14 @@ func (t paged[V]) put(tx *Tx, key []byte, v V) {
 
 const pageRoom = 8
 
-// takeBack undoes a write to a page of the same change: of a key that was there, or that wasn't.
+// takeBack undoes a write to a page of the same change: of a key that was taken out, that was there, or that wasn't.
 func (p *page[V]) takeBack(c rowChange) {
-	if v, was := c.before.(V); was {
+	v, was := c.before.(V)
+	if c.gone != nil {
+		p.keys, p.vals = slices.Insert(p.keys, c.at*len(c.gone), c.gone...), slices.Insert(p.vals, c.at, v)
+		return
+	}
+	if was {
 		p.vals[c.at] = v
 		return
 	}
@@ -231,6 +241,9 @@ func (t paged[V]) run(made uint64, keys []byte, vals []V, upto []byte) *page[V] 
 // drop takes keys out, in order, so that each page is written once. One that isn't there is an
 // error of the caller's.
 func (t paged[V]) drop(tx *Tx, keys ...[]byte) {
+	if len(keys) == 1 && t.dropHere(tx, keys[0]) {
+		return
+	}
 	for len(keys) > 0 {
 		pages := t.from(tx.reader, keys[0])
 		p := pages()
@@ -263,6 +276,21 @@ func (t paged[V]) drop(tx *Tx, keys ...[]byte) {
 		}
 		t.replace(tx, p, t.run(tx.group, q.keys, q.vals, p.upto))
 	}
+}
+
+// dropHere takes a key out of a page that the group made and that stays large enough.
+func (t paged[V]) dropHere(tx *Tx, key []byte) bool {
+	p := t.home(tx.reader, key)
+	if p == nil || p.made != tx.group || len(p.vals) <= pageSize/4+1 {
+		return false
+	}
+	i, there := t.search(p, key)
+	if !there {
+		panic("a key that is in no page")
+	}
+	tx.rows = append(tx.rows, rowChange{before: p.vals[i], after: p, at: i, gone: key})
+	p.keys, p.vals = slices.Delete(p.keys, i*t.size, (i+1)*t.size), slices.Delete(p.vals, i, i+1)
+	return true
 }
 
 // fill makes pages of keys in order, back to back, in an empty table.

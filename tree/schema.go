@@ -39,6 +39,7 @@ const (
 	byAge        = "age"
 	pending      = "pending"
 	pinned       = "pinned"
+	byChange     = "change"
 	byRun        = "run"
 	byResident   = "resident"
 	byCondemned  = "condemned"
@@ -154,7 +155,7 @@ func condemnedSchema() *memdb.TableSchema {
 func removalSchema() *memdb.TableSchema {
 	return tableOf(removals,
 		identity[removal](),
-		// A watcher that catches up wants those of its tree.
+		// A watcher that catches up wants those of its tree, from where it was: the key goes on with their index.
 		many(byTree, func(r *removal) []byte { return key(r.Tree) }),
 	)
 }

@@ -79,7 +79,8 @@ func remove[T any](tx *Tx, table string, r rows, id string, v *T) {
 type rowChange struct {
 	table         string
 	before, after any
-	at            int // in a page
+	at            int    // in a page
+	gone          []byte // the key that was taken out of it; its value was before
 }
 
 func (tx *Tx) insert(table string, v any) {

@@ -3,6 +3,7 @@ package tree
 import (
 	"cmp"
 	"context"
+	"iter"
 	"slices"
 	"sync"
 
@@ -146,13 +147,11 @@ func (w *Watcher) catchUp(v *View, after uint64) error {
 	if err := v.Load(w.tree); err != nil {
 		return err
 	}
-	for row := range v.of(w.tree).rowsIn(nodesByTree, under(w.tree, "tr_")) {
-		if f := row.mustRefs(); f.modify > after {
-			w.past = append(w.past, Event{Index: f.modify, tree: w.tree, row: row})
-		}
+	for row := range v.of(w.tree).changedAfter(w.tree, after) {
+		w.past = append(w.past, Event{Index: row.mustRefs().modify, tree: w.tree, row: row})
 	}
 	if after > 0 {
-		for r := range scan[removal](v.reader, removals, byTree, key(w.tree)) {
+		for r := range v.removedAfter(w.tree, after) {
 			for i, id := range r.Nodes {
 				if at := r.First + uint64(i); at > after {
 					w.past = append(w.past, Event{Index: at, tree: w.tree, Removed: ids.Node(id)})
@@ -162,6 +161,30 @@ func (w *Watcher) catchUp(v *View, after uint64) error {
 	}
 	slices.SortFunc(w.past, func(a, b Event) int { return cmp.Compare(a.Index, b.Index) })
 	return nil
+}
+
+// removedAfter are a tree's removals that may have a node that went after an index: the last one that began before it, and
+// those that began later.
+func (r reader) removedAfter(id ids.Tree, index uint64) iter.Seq[*removal] {
+	return func(yield func(*removal) bool) {
+		at := append(key(id), number(index)...)
+		before, err := r.txn.ReverseLowerBound(removals, byTree, at)
+		if err != nil {
+			panic(err) // an index that isn't in the schema
+		}
+		if x, ok := before.Next().(*removal); ok && x.Tree == string(id) && !yield(x) {
+			return
+		}
+		later, err := r.txn.LowerBound(removals, byTree, append(key(id), number(index+1)...))
+		if err != nil {
+			panic(err)
+		}
+		for x, ok := later.Next().(*removal); ok && x.Tree == string(id); x, ok = later.Next().(*removal) {
+			if !yield(x) {
+				return
+			}
+		}
+	}
 }
 
 func resync(format string, args ...any) error {

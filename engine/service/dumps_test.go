@@ -426,7 +426,7 @@ func TestABoxOfAnotherReleaseIsNotDumped(t *testing.T) {
 			d := startDaemon(t, "")
 			d.importRoot(t)
 			_, sb := d.newTree(t)
-			d.saved(t, d.run(t, sb.GetId(), countStart).GetNode().GetId())
+			d.saved(t, d.run(t, sb.GetId(), countStart+"; echo $! >/server").GetNode().GetId())
 			d.kill()
 			births, err := engine.Births(engine.FindRunDir(d.dir))
 			if err != nil || len(births) != 1 {
@@ -451,6 +451,14 @@ func TestABoxOfAnotherReleaseIsNotDumped(t *testing.T) {
 			n := d.captured(t, r.GetNode().GetId())[0]
 			if n.GetCapture() != boxwoodv1.CaptureStatus_CAPTURE_STATUS_WITHHELD || !strings.Contains(n.GetWithheldReason(), "another version of Boxwood") {
 				t.Fatalf("a turn of it: %v, %s", n.GetCapture(), n.GetWithheldReason())
+			}
+			// What it did while nobody watched may have outlived it, in the kernel, where only a dump would find it.
+			gone := d.run(t, sb.GetId(), `kill -9 $(cat /server); while kill -0 $(cat /server) 2>/dev/null; do :; done; echo gone`).GetNode()
+			if got := string(gone.GetObservation().GetStdout()); got != "gone\n" {
+				t.Fatalf("ending the server says %q", got)
+			}
+			if n := d.captured(t, gone.GetId())[0]; n.GetCapture() != boxwoodv1.CaptureStatus_CAPTURE_STATUS_WITHHELD || !strings.Contains(n.GetWithheldReason(), "another version of Boxwood") {
+				t.Fatalf("a turn of it without its server: %v, %s", n.GetCapture(), n.GetWithheldReason())
 			}
 		})
 	}
