@@ -576,7 +576,7 @@ func (tx *Tx) settle() {
 		_, used := find[Checkpoint](tx.reader, checkpoints, bySnapshot, key(id))
 		_, base := find[Image](tx.reader, images, bySnapshot, key(id))
 		_, known := find[condemned](tx.reader, doomed, byID, key(id))
-		if used || base || known {
+		if used || base || known || !condemns {
 			continue
 		}
 		d := condemned{Snapshot: string(id), ModifyIndex: tx.step()}

@@ -150,7 +150,7 @@ func (w *Watcher) catchUp(v *View, after uint64) error {
 	for row := range v.of(w.tree).changedAfter(w.tree, after) {
 		w.past = append(w.past, Event{Index: row.mustRefs().modify, tree: w.tree, row: row})
 	}
-	if after > 0 {
+	if after > 0 && tellsRemovals {
 		for r := range v.removedAfter(w.tree, after) {
 			for i, id := range r.Nodes {
 				if at := r.First + uint64(i); at > after {

@@ -1,0 +1,5 @@
+//go:build sabotage_condemned
+
+package tree
+
+const condemns = false

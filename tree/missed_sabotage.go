@@ -1,0 +1,5 @@
+//go:build sabotage_watch
+
+package tree
+
+const tellsRemovals = false

@@ -1,0 +1,5 @@
+//go:build sabotage_used
+
+package tree
+
+const refusesUsed = false
