@@ -85,7 +85,7 @@ func TestDeepAndWideTreesCostNoMore(t *testing.T) {
 	} {
 		cost := map[string]float64{}
 		for shape, p := range places {
-			cost[shape] = testing.AllocsPerRun(3, func() { op.do(p) })
+			cost[shape] = testing.AllocsPerRun(2, func() { op.do(p) })
 			if n, _ := p.s.View().Node(p.at); n.Depth > 0 && op.name == "a value carried up, for each node" {
 				cost[shape] /= levels
 			}

@@ -108,18 +108,18 @@ func TestDeepAndWideTreesCostNoMore(t *testing.T) {
 			must(err)
 		}, 1},
 		{"reading a node", func(n *boxwoodv1.Node, _ *boxwoodv1.Sandbox) {
-			for range 8 {
+			for range 4 {
 				_, err := d.client.GetNode(ctx(t), &boxwoodv1.GetNodeRequest{NodeId: n.GetId()})
 				must(err)
 			}
 		}, 1},
 		{"an annotation", func(n *boxwoodv1.Node, _ *boxwoodv1.Sandbox) {
-			for range 8 {
+			for range 4 {
 				annotate(n)
 			}
 		}, 1},
 		{"a watcher that comes back", func(n *boxwoodv1.Node, _ *boxwoodv1.Sandbox) {
-			for range 8 {
+			for range 4 {
 				index := annotate(n)
 				c, leave := context.WithCancel(ctx(t))
 				w, err := d.client.WatchTree(c, &boxwoodv1.WatchTreeRequest{TreeId: n.GetTreeId(), AfterIndex: index - 1})
@@ -138,7 +138,7 @@ func TestDeepAndWideTreesCostNoMore(t *testing.T) {
 		}, 10_000},
 	} {
 		took := map[string][]time.Duration{}
-		for range 7 {
+		for range 5 {
 			for shape, n := range at {
 				before := processorTime(t, d.cmd.Process.Pid)
 				op.do(n, boxes[shape])
