@@ -120,6 +120,43 @@ func TestSoak(t *testing.T) {
 	}
 }
 
+// If it fails, something of a tree that is gone stays in memory. Objects are counted and not bytes: of those the log has what
+// it needs for its tables, up to a bound of its own.
+func TestTreesThatAreGoneLeaveNothing(t *testing.T) {
+	const removals, live, warm, trees, turns = 100, 10, 100, 250, 20
+	k := &soak{T: t, saved: map[ids.Snapshot]bool{}, dumps: map[ids.Process]bool{}, done: make(chan struct{}, 1)}
+	k.s = mustOpen(t, t.TempDir(), Options{MaxRemovals: removals, Clock: func() time.Time { return time.Unix(0, k.now.Load()).UTC() }})
+	rnd := rand.New(rand.NewPCG(1, 0))
+	var grown [live]ids.Tree
+	var was uint64
+	for i := range trees {
+		k.now.Store(int64(i+1) * int64(time.Hour))
+		tr := k.tree(rnd, turns)
+		k.end(tr, grown[i%live])
+		grown[i%live] = tr
+		k.clear()
+		if i != warm && i != trees-1 {
+			continue
+		}
+		if err := k.s.log.db.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		if err := k.s.log.db.Compact(context.Background(), []byte{0}, []byte{0xff}, false); err != nil {
+			t.Fatal(err)
+		}
+		heapNow()
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		t.Logf("after %d trees: %d objects, %d bytes", i+1, m.HeapObjects, m.HeapAlloc)
+		if i == warm {
+			was = m.HeapObjects
+		} else if grew := int(m.HeapObjects) - int(was); grew > 5*(trees-warm) {
+			t.Errorf("%d trees that are gone left %d objects", trees-warm, grew)
+		}
+	}
+}
+
 func soakTrees() int { return max(soakWriters, (*soakTurns+soakTree-1)/soakTree) }
 
 // states are how many a closed tree keeps beside its root's.
