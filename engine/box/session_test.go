@@ -294,19 +294,32 @@ func TestAPromptWithoutEndEndsTheSession(t *testing.T) {
 		commands   int // until one isn't answered
 		ended      bool
 	}{
-		{"that loops", "PROMPT_COMMAND='while :; do :; done'", 1, true},
+		{"that loops", "PROMPT_COMMAND='echo begun; while :; do :; done'", 1, true},
 		{"that loops the next time", "PROMPT_COMMAND='[[ $((n++)) -eq 0 ]] || while :; do :; done'", 2, true},
-		{"that waits", "PROMPT_COMMAND='sleep 1000'", 1, false},
+		{"that waits", "PROMPT_COMMAND='echo begun; sleep 1000'", 1, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			openShell(t, b, SessionSpec{Name: "s"})
-			if c.commands > 1 {
-				say(t, b, "s", c.text)
-				if f, err := b.Idle("s"); err != nil || f.Busy == "" {
-					t.Errorf("it is idle: %+v, %v", f, err)
+			var r said
+			testenv.Reach(t, 200*time.Millisecond, func(within time.Duration) bool {
+				openShell(t, b, SessionSpec{Name: "s"})
+				if c.commands > 1 {
+					say(t, b, "s", c.text)
+					if f, err := b.Idle("s"); err != nil || f.Busy == "" {
+						t.Errorf("it is idle: %+v, %v", f, err)
+					}
 				}
-			}
-			r := say(t, b, "s", c.text, func(k *Talk) { k.Deadline = time.Now().Add(200 * time.Millisecond) })
+				r = say(t, b, "s", c.text, func(k *Talk) { k.Deadline = time.Now().Add(within) })
+				if c.commands > 1 || strings.Contains(r.out, "begun") {
+					return true
+				}
+				if r.Ended {
+					return false
+				}
+				if err := b.CloseSession(context.Background(), "s"); err != nil {
+					t.Fatal(err)
+				}
+				return false
+			})
 			if !r.TimedOut || !r.Killed || r.Ended != c.ended {
 				t.Errorf("%+v", r)
 			}
@@ -332,7 +345,7 @@ func TestAShellWithoutDescriptorsAnswers(t *testing.T) {
 					t.Errorf("%+v", r)
 				}
 				l := &shell.Listener{Token: shell.Token()}
-				end, err := b.Talk(context.Background(), Talk{Session: "s", Say: shell.Describe(l.Token), Heard: l.Hear, Deadline: time.Now().Add(20 * time.Second)})
+				end, err := b.Talk(context.Background(), Talk{Session: "s", Say: shell.Describe(l.Token), Heard: l.Hear, Deadline: time.Now().Add(time.Minute)})
 				if err != nil || end.Ended || end.TimedOut {
 					t.Errorf("describing itself: %+v, %v", end, err)
 				}
