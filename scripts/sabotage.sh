@@ -19,7 +19,7 @@ if [ "$tags_in_sources" != "$tags_in_table" ]; then
 fi
 
 run() { # TAG PACKAGE TEST -> what the test says of itself
-  timeout --kill-after=10 180 go test -count=1 -timeout 150s -tags "$1" -run "^$3\$" -v "$2" </dev/null 2>&1
+  timeout --kill-after=10 420 go test -count=1 -timeout 150s -tags "$1" -run "^$3\$" -v "$2" </dev/null 2>&1
 }
 # was_green PACKAGE TEST: it passed in the run that GREEN tells of.
 was_green() {
