@@ -13,6 +13,7 @@ import (
 
 	"github.com/boxwood-rl/boxwood/engine/archive"
 	"github.com/boxwood-rl/boxwood/engine/box"
+	"github.com/boxwood-rl/boxwood/engine/stats"
 	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
@@ -291,7 +292,7 @@ func (m *importer) try(ctx context.Context, c *received, s *incoming) error {
 	if err := failpoint.Hit("import trying"); err != nil {
 		return err
 	}
-	made, err := m.e.embody(ctx, m.e.workOf(sched.Fork, &m.tree), &c.ck, s.record, ids.NewGeneration(), "", mergeLimits(m.tree.Defaults.Limits, m.e.cfg.Limits), nil)
+	made, err := m.e.embody(ctx, m.e.workOf(sched.Fork, &m.tree), &c.ck, s.record, ids.NewGeneration(), "", mergeLimits(m.tree.Defaults.Limits, m.e.cfg.Limits), stats.ForTrial, nil)
 	switch {
 	case err == nil:
 		c.proven = true

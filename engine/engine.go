@@ -360,7 +360,7 @@ func (e *Engine) Close(ctx context.Context) error {
 		all.Add(1)
 		go func() {
 			defer all.Done()
-			if err := e.release(ctx, s, "shutdown"); err != nil {
+			if err := e.release(ctx, s, stats.Shutdown); err != nil {
 				e.log.Warn("releasing a sandbox at shutdown", "sandbox", s.id, "error", err)
 			}
 		}()

@@ -289,11 +289,12 @@ type birth struct {
 	seed        string
 	spare       *body // made ahead
 	body        *body
+	purpose     stats.Purpose
 	row         stats.ForkRow
 }
 
 func (e *Engine) conceive(p point, want, child int, o ForkOptions) *birth {
-	b := &birth{point: p, want: want, child: child}
+	b := &birth{point: p, want: want, child: child, purpose: stats.ForFork}
 	limits := mergeLimits(o.Limits, p.tree.Defaults.Limits, e.cfg.Limits)
 	limits.Calls = p.tree.Defaults.Limits.Calls
 	gen := ids.NewGeneration()
@@ -407,7 +408,7 @@ func (e *Engine) materialise(ctx context.Context, b *birth) error {
 		var err error
 		w := e.workOf(sched.Fork, b.point.tree)
 		w.Rank = b.child
-		if made, err = e.embody(ctx, w, b.point.checkpoint, b.point.state, b.rec.Generation, b.seed, b.rec.Limits, &b.row); err != nil {
+		if made, err = e.embody(ctx, w, b.point.checkpoint, b.point.state, b.rec.Generation, b.seed, b.rec.Limits, b.purpose, &b.row); err != nil {
 			return err
 		}
 	}
@@ -451,14 +452,27 @@ func (e *Engine) materialise(ctx context.Context, b *birth) error {
 // of a tree yet: a clone, checked against its
 // seal, and a box with it as its root in which the processes of state run. row, if
 // any, is told how long that took. w is what the scheduler is told of it: which tree's it is, and whether somebody waits.
-func (e *Engine) embody(ctx context.Context, w sched.Work, ck *tree.Checkpoint, state *tree.ProcessState, gen ids.Generation, seed string, limits tree.Limits, row *stats.ForkRow) (_ *body, err error) {
+func (e *Engine) embody(ctx context.Context, w sched.Work, ck *tree.Checkpoint, state *tree.ProcessState, gen ids.Generation, seed string, limits tree.Limits, purpose stats.Purpose, row *stats.ForkRow) (_ *body, err error) {
 	w.Deadline, _ = ctx.Deadline()
+	restore := stats.RestoreRow{
+		Purpose: purpose, Node: ck.Node, Tree: ids.Tree(w.Tenant), Checkpoint: ck.ID, Generation: gen, StartedAt: time.Now(), Kind: ck.Process, Outcome: stats.Failed,
+	}
+	defer func() {
+		restore.Total = time.Since(restore.StartedAt)
+		if err != nil {
+			restore.Reason = fault.As(err).Reason
+		} else if restore.Outcome != stats.OK {
+			restore.Reason = "panic"
+		}
+		e.Stats.Restore(restore)
+	}()
 	var began, cloned time.Time
 	var upper *pool.Upper
 	err = inLine(ctx, e.clones, w, ck.Node, func() (err error) {
 		began = time.Now()
 		upper, err = e.Pool.Clone(ctx, ck.Snapshot, ck.Seal, gen, limits.DiskBytes)
 		cloned = time.Now()
+		restore.Clone = cloned.Sub(began)
 		if err != nil {
 			return fmt.Errorf("cloning the snapshot of node %s: %w", ck.Node, err)
 		}
@@ -502,9 +516,10 @@ func (e *Engine) embody(ctx context.Context, w sched.Work, ck *tree.Checkpoint, 
 	if state == nil {
 		e.noteLeader(made.box)
 	}
-	made.took = cloned.Sub(began) + time.Since(attaching)
+	restore.Attach, restore.Outcome = time.Since(attaching), stats.OK
+	made.took = restore.Clone + restore.Attach
 	if row != nil {
-		row.Clone, row.Attach = cloned.Sub(began), time.Since(attaching) // the check against the seal included
+		row.Clone, row.Attach = restore.Clone, restore.Attach // the check against the seal included
 	}
 	return made, nil
 }
@@ -580,7 +595,7 @@ func (e *Engine) enlist(ctx context.Context, b *birth) (*sandbox, error) {
 		if replays {
 			s.releaseSlot()
 		}
-		return nil, errors.Join(err, e.release(context.WithoutCancel(ctx), s, "its tree was closed"))
+		return nil, errors.Join(err, e.release(context.WithoutCancel(ctx), s, stats.TreeClosed))
 	}
 	return s, nil
 }

@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"runtime/debug"
 	"slices"
+	"time"
 
 	"github.com/boxwood-rl/boxwood/engine/box"
+	"github.com/boxwood-rl/boxwood/engine/stats"
 	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
@@ -105,11 +107,17 @@ func (e *Engine) replay(ctx context.Context, s *sandbox, turns []ids.Node) (out 
 		gone := s.gone
 		s.mu.Unlock()
 		if !gone {
-			err = errors.Join(err, e.drop(context.WithoutCancel(ctx), s, "not replayed"))
+			err = errors.Join(err, e.drop(context.WithoutCancel(ctx), s, stats.NotReplayed))
 		}
 	}()
 	for i, id := range turns {
+		row := stats.ReplayRow{Of: id, Tree: s.tree, Sandbox: s.id, StartedAt: time.Now(), Outcome: stats.OK}
 		r, err := e.runAgain(ctx, s, id)
+		row.Node, row.SameOutput, row.SameExit, row.Took = r.Node, r.SameOutput, r.SameExit, time.Since(row.StartedAt)
+		if err != nil {
+			row.Outcome, row.Reason = stats.Failed, fault.As(err).Reason
+		}
+		e.Stats.Replay(row)
 		if err != nil {
 			return nil, fmt.Errorf("running the turn of node %s again, %d of %d: %w", id, i+1, len(turns), err)
 		}

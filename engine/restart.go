@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/boxwood-rl/boxwood/engine/stats"
 	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
@@ -27,13 +28,16 @@ func (e *Engine) reconcile(ctx context.Context) error {
 	}
 	v := e.Store.View()
 	adopted := map[ids.Generation]bool{}
-	var lost []ids.Sandbox
+	var lost []stats.SandboxRow
 	recapture := map[ids.Node]*sandbox{}
 	for rec := range v.Sandboxes() {
 		s, err := e.adopt(ctx, v, rec)
 		if err != nil {
 			e.log.Info("a sandbox of the last run is gone", "sandbox", rec.ID, "why", err)
-			lost = append(lost, rec.ID)
+			lost = append(lost, stats.SandboxRow{
+				Sandbox: rec.ID, Tree: rec.Tree, Scratch: rec.Scratch, Head: rec.Head, Generation: rec.Generation,
+				EndedAt: time.Now(), Ended: stats.GoneAtStart, Limits: rec.Limits,
+			})
 			continue
 		}
 		adopted[rec.Generation] = true
@@ -85,8 +89,8 @@ func (e *Engine) reconcile(ctx context.Context) error {
 				return err
 			}
 		}
-		for _, id := range lost {
-			if err := tx.DeleteSandbox(id); err != nil {
+		for _, row := range lost {
+			if err := tx.DeleteSandbox(row.Sandbox); err != nil {
 				return err
 			}
 		}
@@ -94,6 +98,9 @@ func (e *Engine) reconcile(ctx context.Context) error {
 	})
 	if err != nil {
 		return fmt.Errorf("recording what the restart found: %w", err)
+	}
+	for _, row := range lost {
+		e.Stats.Sandbox(row)
 	}
 	if err := failpoint.Hit("restart recorded"); err != nil {
 		return err

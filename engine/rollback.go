@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/boxwood-rl/boxwood/engine/stats"
 	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
@@ -52,7 +53,7 @@ func (e *Engine) rollback(ctx context.Context, s *sandbox, to ids.Node, commit f
 	gen := ids.NewGeneration()
 	rec := s.record()
 	rec.Generation, rec.Hostname, rec.Head, rec.Commands = gen, hostname(gen), to, 0
-	b := &birth{point: p, rec: rec, seed: s.seed}
+	b := &birth{point: p, rec: rec, seed: s.seed, purpose: stats.ForRollback}
 	if err := e.materialise(ctx, b); err != nil {
 		return Sandbox{}, e.hideIn(s.tree, err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/boxwood-rl/boxwood/engine/box"
 	"github.com/boxwood-rl/boxwood/engine/pool"
+	"github.com/boxwood-rl/boxwood/engine/stats"
 	"github.com/boxwood-rl/boxwood/inspector"
 	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
@@ -149,7 +150,7 @@ func (s *sandbox) releaseSlot() { <-s.slot }
 // slot. A node that the call has recorded gets no capture any more.
 func (s *sandbox) ruin(e *Engine) {
 	ctx := context.Background()
-	if err := e.drop(ctx, s, "lost by a defect"); err != nil {
+	if err := e.drop(ctx, s, stats.Defect); err != nil {
 		e.log.Error("ending a sandbox after a panic", "sandbox", s.id, "error", err)
 	}
 	var left []ids.Node
@@ -331,7 +332,7 @@ func (e *Engine) Release(ctx context.Context, list []ids.Sandbox) (int, error) {
 			errs = append(errs, err)
 			continue
 		}
-		if err := e.release(ctx, s, "released"); err != nil {
+		if err := e.release(ctx, s, stats.Released); err != nil {
 			errs = append(errs, err)
 			continue
 		}
@@ -341,7 +342,7 @@ func (e *Engine) Release(ctx context.Context, list []ids.Sandbox) (int, error) {
 }
 
 // release stops what holds the sandbox's slot, and what gets it before it does.
-func (e *Engine) release(ctx context.Context, s *sandbox, why string) error {
+func (e *Engine) release(ctx context.Context, s *sandbox, why stats.Ending) error {
 	defer s.leave()()
 	_, err := s.acquire(ctx, time.Minute)
 	if fault.Is(err, fault.NotFound) {
@@ -356,11 +357,14 @@ func (e *Engine) release(ctx context.Context, s *sandbox, why string) error {
 
 // drop takes a sandbox out of the engine; the caller has its slot. Its body is
 // torn down behind the reply.
-func (e *Engine) drop(ctx context.Context, s *sandbox, why string) error {
+func (e *Engine) drop(ctx context.Context, s *sandbox, why stats.Ending) error {
 	s.mu.Lock()
 	s.gone = true
-	b := s.body
+	b, head := s.body, s.head
 	s.mu.Unlock()
+	e.Stats.Sandbox(stats.SandboxRow{
+		Sandbox: s.id, Tree: s.tree, Scratch: s.scratch, Head: head, Generation: b.gen, EndedAt: time.Now(), Ended: why, Limits: s.limits,
+	})
 	e.mu.Lock()
 	delete(e.sandboxes, s.id)
 	e.mu.Unlock()
@@ -370,7 +374,7 @@ func (e *Engine) drop(ctx context.Context, s *sandbox, why string) error {
 	e.retire(b)
 	done, err := e.Store.Start(context.WithoutCancel(ctx), func(tx *tree.Tx) error { return tx.DeleteSandbox(s.id) })
 	if err != nil {
-		return fmt.Errorf("recording that sandbox %s is %s: %w", s.id, why, err)
+		return fmt.Errorf("recording that sandbox %s ended (%s): %w", s.id, why, err)
 	}
 	_ = failpoint.Hit("sandbox dropped")
 	e.recording.Go(func() { // a start that finds the record finds no box to it
@@ -451,7 +455,11 @@ func (e *Engine) reapOnce(ctx context.Context, now time.Time) {
 			continue // a turn came first and renewed it, or it is gone
 		}
 		if s.over(time.Now()) {
-			if err := e.drop(ctx, s, "expired"); err != nil {
+			why := stats.Expired
+			if s.dead() {
+				why = stats.Lost
+			}
+			if err := e.drop(ctx, s, why); err != nil {
 				e.log.Error("ending an expired sandbox", "sandbox", s.id, "error", err)
 			}
 		}
@@ -461,13 +469,23 @@ func (e *Engine) reapOnce(ctx context.Context, now time.Time) {
 
 // over reports whether the lease has ended or pid 1 has died.
 func (s *sandbox) over(now time.Time) bool {
+	if s.dead() {
+		return true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.turn == nil && now.After(s.leaseUntil)
+}
+
+// dead reports whether pid 1 has died.
+func (s *sandbox) dead() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	select {
 	case <-s.body.box.Done():
 		return true
 	default:
-		return s.turn == nil && now.After(s.leaseUntil)
+		return false
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/boxwood-rl/boxwood/engine/box"
 	"github.com/boxwood-rl/boxwood/engine/shell"
+	"github.com/boxwood-rl/boxwood/engine/stats"
 	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
@@ -399,7 +400,7 @@ func (s *shellsSaving) finish(ctx context.Context, ck *tree.Checkpoint) (*tree.P
 	if err := failpoint.Hit("shells kept"); err != nil {
 		return nil, err
 	}
-	trial, err := s.e.embody(ctx, s.e.work(sched.Fork, ck.Tree), ck, state, ids.NewGeneration(), "", s.b.limits, nil)
+	trial, err := s.e.embody(ctx, s.e.work(sched.Fork, ck.Tree), ck, state, ids.NewGeneration(), "", s.b.limits, stats.ForTrial, nil)
 	if err != nil {
 		if fault.As(err).Reason == reasonDiffers {
 			s.b.shells.unkept = s.content

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/boxwood-rl/boxwood/engine/stats"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/sched"
 	"github.com/boxwood-rl/boxwood/tree"
@@ -278,7 +279,7 @@ func (s *spares) close(ctx context.Context) error {
 func (s *spares) run() {
 	defer close(s.done)
 	for sh := s.next(); sh != nil; sh = s.next() {
-		b, err := s.e.embody(context.Background(), s.e.work(sched.Refill, sh.ck.Tree), sh.ck, sh.state, ids.NewGeneration(), "", sh.key.limits, nil)
+		b, err := s.e.embody(context.Background(), s.e.work(sched.Refill, sh.ck.Tree), sh.ck, sh.state, ids.NewGeneration(), "", sh.key.limits, stats.ForSpare, nil)
 		s.mu.Lock()
 		switch {
 		case err != nil: // a fork would fail in the same way, and say so

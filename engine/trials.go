@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/boxwood-rl/boxwood/engine/stats"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/sched"
@@ -245,7 +246,7 @@ func (e *Engine) try(ctx context.Context, what trial) error {
 		return errNothingToTry
 	}
 	for tries := 1; ; tries++ {
-		b, err := e.embody(ctx, e.work(sched.Audit, ck.Tree), ck, state, ids.NewGeneration(), "", what.limits, nil)
+		b, err := e.embody(ctx, e.work(sched.Audit, ck.Tree), ck, state, ids.NewGeneration(), "", what.limits, stats.ForTrial, nil)
 		if err == nil {
 			e.bury(b)
 			e.prove(context.WithoutCancel(ctx), ck)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/boxwood-rl/boxwood/engine/box"
+	"github.com/boxwood-rl/boxwood/engine/stats"
 	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
@@ -350,7 +351,7 @@ func (t *turn) finish(ctx context.Context, in NodeInput, commit Commit) (TurnRes
 	report := b.watch.Barrier(ctx)
 	b.shells.beyond = report.Beyond
 	if err := failpoint.Hit("turn judged"); err != nil {
-		return TurnResult{}, errors.Join(err, e.drop(ctx, s, "unrecorded turn"))
+		return TurnResult{}, errors.Join(err, e.drop(ctx, s, stats.TurnFailed))
 	}
 
 	n := t.node(in, observed)
@@ -372,7 +373,7 @@ func (t *turn) finish(ctx context.Context, in NodeInput, commit Commit) (TurnRes
 			b.watch.Tainted(n.Verdict != tree.Files, "a scratch sandbox is never captured")
 		}
 		if lost {
-			return result, e.drop(ctx, s, "lost")
+			return result, e.drop(ctx, s, stats.Lost)
 		}
 		return result, nil
 	}
@@ -419,7 +420,7 @@ func (t *turn) finish(ctx context.Context, in NodeInput, commit Commit) (TurnRes
 	})
 	if err != nil {
 		// The sandbox has moved on from a node that nobody will ever hear of.
-		return TurnResult{}, errors.Join(fmt.Errorf("recording the turn of sandbox %s: %w", s.id, err), e.drop(ctx, s, "unrecorded turn"))
+		return TurnResult{}, errors.Join(fmt.Errorf("recording the turn of sandbox %s: %w", s.id, err), e.drop(ctx, s, stats.TurnFailed))
 	}
 	_ = failpoint.Hit("turn recorded") // it is there: nothing is left that could fail
 	s.mu.Lock()
@@ -431,7 +432,7 @@ func (t *turn) finish(ctx context.Context, in NodeInput, commit Commit) (TurnRes
 	e.countTurn(t, n, report)
 	switch {
 	case lost:
-		return result, e.drop(ctx, s, "lost")
+		return result, e.drop(ctx, s, stats.Lost)
 	case n.Capture == tree.Recorded:
 		e.submitCapture(s, b, n)
 	case e.auditing():
@@ -504,7 +505,7 @@ func (t *turn) abandon() error {
 	t.cancel()
 	defer t.leave()
 	if t.touched {
-		return t.e.drop(context.Background(), t.s, "failed turn")
+		return t.e.drop(context.Background(), t.s, stats.TurnFailed)
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/boxwood-rl/boxwood/engine/stats"
 	"github.com/boxwood-rl/boxwood/internal/treewalk"
 	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 )
@@ -222,6 +224,24 @@ func TestReplayTellsWhatDiffers(t *testing.T) {
 		if p := got[0].GetReplayed()[i]; p.GetSameOutput() != want[0] || p.GetSameExit() != want[1] {
 			t.Errorf("turn %d: %v", i, p)
 		}
+	}
+	recorded := map[string]*boxwoodv1.ReplayedTurn{}
+	for _, p := range got[0].GetReplayed() {
+		recorded[p.GetReplayId()] = p
+	}
+	rows := 0
+	for _, row := range d.rows(t, stats.Replays) {
+		p := recorded[row["node"]]
+		if p == nil {
+			continue
+		}
+		rows++
+		if row["replay_of"] != p.GetNodeId() || row["same_output"] != fmt.Sprint(p.GetSameOutput()) || row["same_exit"] != fmt.Sprint(p.GetSameExit()) || row["outcome"] != "ok" {
+			t.Errorf("%v is recorded as %v", p, row)
+		}
+	}
+	if rows != len(recorded) {
+		t.Errorf("%d of %d turns that were run again are recorded", rows, len(recorded))
 	}
 	free(t, d, got[0].GetSandbox())
 }

@@ -1,5 +1,5 @@
 // Package stats keeps what a trainer's analyst asks for later: one row per
-// turn, fork and capture, and the nodes of the tree, as Arrow tables.
+// turn, fork, capture and so on, and the nodes of the tree, as Arrow tables. docs/STATS.md has them all.
 //
 // It promises:
 //

@@ -6,6 +6,8 @@ import (
 	"io"
 	"iter"
 	"os"
+	"slices"
+	"strings"
 	"sync"
 
 	"github.com/apache/arrow/go/v17/arrow"
@@ -45,6 +47,10 @@ type Recorder struct {
 	scheduler *series[SchedulerRow]
 	host      *series[HostRow]
 
+	restores  *series[RestoreRow]
+	replays   *series[ReplayRow]
+	sandboxes *series[SandboxRow]
+
 	stop sync.Once
 	done chan struct{}
 	wg   sync.WaitGroup
@@ -64,13 +70,16 @@ func New(o Options) (*Recorder, error) {
 		}
 	}
 	r := &Recorder{options: o, done: make(chan struct{})}
-	var errs [6]error
+	var errs [9]error
 	r.turns, errs[0] = openSeries(turnsTable, o)
 	r.forks, errs[1] = openSeries(forksTable, o)
 	r.captures, errs[2] = openSeries(capturesTable, o)
 	r.audits, errs[3] = openSeries(auditsTable, o)
 	r.scheduler, errs[4] = openSeries(schedulerTable, o)
 	r.host, errs[5] = openSeries(hostTable, o)
+	r.restores, errs[6] = openSeries(restoresTable, o)
+	r.replays, errs[7] = openSeries(replaysTable, o)
+	r.sandboxes, errs[8] = openSeries(sandboxesTable, o)
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, fault.New(fault.Internal, "stats_dir", "opening the folder of statistics: %w", err)
 	}
@@ -95,10 +104,10 @@ type table interface {
 }
 
 func (r *Recorder) all() []table {
-	return []table{r.turns, r.forks, r.captures, r.audits, r.scheduler, r.host}
+	return []table{r.turns, r.forks, r.captures, r.audits, r.scheduler, r.host, r.restores, r.replays, r.sandboxes}
 }
 
-// Turn, Fork, Capture, Audit, Scheduler and Host record one row. They don't block on disk or readers.
+// Turn and its like record one row. They don't block on disk or readers.
 func (r *Recorder) Turn(row TurnRow)       { r.turns.add(row) }
 func (r *Recorder) Fork(row ForkRow)       { r.forks.add(row) }
 func (r *Recorder) Capture(row CaptureRow) { r.captures.add(row) }
@@ -106,6 +115,10 @@ func (r *Recorder) Audit(row AuditRow)     { r.audits.add(row) }
 
 func (r *Recorder) Scheduler(row SchedulerRow) { r.scheduler.add(row) }
 func (r *Recorder) Host(row HostRow)           { r.host.add(row) }
+
+func (r *Recorder) Restore(row RestoreRow) { r.restores.add(row) }
+func (r *Recorder) Replay(row ReplayRow)   { r.replays.add(row) }
+func (r *Recorder) Sandbox(row SandboxRow) { r.sandboxes.add(row) }
 
 // Dropped counts the rows that neither memory nor disk had room for.
 func (r *Recorder) Dropped() (rows int64) {
@@ -147,12 +160,15 @@ type Column struct {
 
 // Tables lists the tables with their present number of rows.
 func (r *Recorder) Tables() []Table {
-	tables := []Table{describe(r.turns), {}, describe(r.forks), describe(r.captures), describe(r.audits), describe(r.scheduler), describe(r.host)}
-	tables[1] = columnsOf(nodesTable.name, nodesTable.doc, nodesTable.schema)
+	nodes := columnsOf(nodesTable.name, nodesTable.doc, nodesTable.schema)
 	if r.options.Nodes != nil {
-		tables[1].Rows = int64(r.options.Nodes.Count())
+		nodes.Rows = int64(r.options.Nodes.Count())
 	}
-	return tables
+	tables := make([]Table, 0, len(r.all())+1)
+	for _, t := range r.all() {
+		tables = append(tables, describe(t))
+	}
+	return slices.Insert(tables, 1, nodes)
 }
 
 func describe(t table) Table {
@@ -189,13 +205,17 @@ func (r *Recorder) Export(ctx context.Context, name string, of ids.Tree, w io.Wr
 	if name == Nodes {
 		return r.exportNodes(ctx, of, w)
 	}
+	var names []string
 	for _, t := range r.all() {
-		if known, _, _ := t.definition(); known == name {
+		known, _, _ := t.definition()
+		if known == name {
 			return export(ctx, t, of, w)
 		}
+		names = append(names, known)
 	}
+	names = slices.Insert(names, 1, Nodes)
 	return fault.New(fault.NotFound, "no_such_table", "there is no table %.64q", name).
-		WithHint("tables are turns, nodes, forks, captures, audits, scheduler and host")
+		WithHint("tables are %s", strings.Join(names, ", "))
 }
 
 func export(ctx context.Context, t table, of ids.Tree, w io.Writer) error {

@@ -66,6 +66,76 @@ type ForkRow struct {
 	Scratch bool
 }
 
+// RestoreRow is one body that was made from a checkpoint, or wasn't, as something failed.
+type RestoreRow struct {
+	Purpose    Purpose
+	Node       ids.Node // whose checkpoint it is
+	Tree       ids.Tree // whose sandbox it is for
+	Checkpoint ids.Checkpoint
+	Generation ids.Generation
+	StartedAt  time.Time
+	Kind       tree.ProcessKind
+
+	// Total is all of it. Clone and Attach are parts of it, 0 if it failed before; the rest is waiting for its turn.
+	Total, Clone, Attach time.Duration
+
+	Outcome Outcome
+	Reason  string
+}
+
+// Purpose is what a body was made for.
+type Purpose uint8
+
+const (
+	ForFork     Purpose = iota + 1
+	ForRollback         // of a sandbox, in place
+	ForSpare            // made ahead, to be handed out at once
+	ForTrial            // to see whether a checkpoint can be restored
+)
+
+// ReplayRow is one turn that a fork ran again, as its node is withheld.
+type ReplayRow struct {
+	Of        ids.Node // whose turn it was
+	Node      ids.Node // that it made now; empty for a scratch child
+	Tree      ids.Tree
+	Sandbox   ids.Sandbox
+	StartedAt time.Time
+	Took      time.Duration
+
+	SameOutput, SameExit bool // if OK
+	Outcome              Outcome
+	Reason               string
+}
+
+// SandboxRow is one sandbox that has ended.
+type SandboxRow struct {
+	Sandbox    ids.Sandbox
+	Tree       ids.Tree
+	Scratch    bool
+	Head       ids.Node // where it stood
+	Generation ids.Generation
+	EndedAt    time.Time
+	Ended      Ending
+	Limits     tree.Limits
+}
+
+// Ending is why a sandbox has ended.
+type Ending uint8
+
+const (
+	Released    Ending = iota + 1 // by its client, or with its tree or run
+	TreeClosed                    // before it was handed out
+	Expired                       // its lease
+	Lost                          // it died
+	TurnFailed                    // a turn of it couldn't be recorded
+	NotReplayed                   // the turns on the way to its node couldn't be run again
+	Defect                        // of the daemon, in a call of it
+	Shutdown                      // of the daemon
+	GoneAtStart                   // the daemon's next start didn't find it as it was recorded
+)
+
+func (e Ending) String() string { return endWords[e-1] }
+
 // CaptureRow is one attempt to make a node's checkpoint.
 type CaptureRow struct {
 	Node       ids.Node

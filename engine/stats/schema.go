@@ -28,6 +28,10 @@ const (
 
 	Scheduler = "scheduler"
 	Host      = "host"
+
+	Restores  = "restores"
+	Replays   = "replays"
+	Sandboxes = "sandboxes"
 )
 
 // The bounds of one batch: its rows, and its bytes before encoding. Columns

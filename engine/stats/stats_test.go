@@ -224,7 +224,7 @@ func TestExportOfOneTree(t *testing.T) {
 
 func TestUnknownTable(t *testing.T) {
 	err := mustNew(t, Options{}).Export(context.Background(), "turn\x1b[2J", "", &bytes.Buffer{})
-	if !fault.Is(err, fault.NotFound) || !strings.Contains(fault.As(err).Hint, "turns, nodes, forks, captures, audits, scheduler and host") {
+	if !fault.Is(err, fault.NotFound) || !strings.Contains(fault.As(err).Hint, "turns, nodes, forks, captures, audits, scheduler, host, restores, replays, sandboxes") {
 		t.Errorf("got %v", err)
 	}
 	if strings.Contains(err.Error(), "\x1b") {
@@ -375,7 +375,13 @@ func TestRealClientsReadTheTables(t *testing.T) {
 	}
 	r.Host(HostRow{At: at, Interval: time.Second, MemoryTotal: 1 << 30, Stalls: &hostload.Stalls{CPU: time.Millisecond}})
 	r.Host(HostRow{At: at, Interval: time.Second, MemoryTotal: 1 << 30})
-	for _, table := range []string{Turns, Nodes, Forks, Captures, Audits, Scheduler, Host} {
+	sandbox := ids.NewSandbox()
+	r.Sandbox(SandboxRow{Sandbox: sandbox, Tree: "tr_a", Head: "nd_2", EndedAt: time.Now().Truncate(time.Millisecond), Ended: GoneAtStart, Limits: tree.Limits{MemoryBytes: 1 << 30}})
+	r.Sandbox(SandboxRow{Sandbox: "sb_odd", Ended: Released})
+	r.Restore(RestoreRow{Purpose: ForTrial, Node: "nd_2", Tree: "tr_a", Kind: tree.Dump, Total: 5, Clone: 3, Outcome: Failed, Reason: "state_differs"})
+	r.Replay(ReplayRow{Of: "nd_2", Tree: "tr_a", Took: time.Second, SameExit: true, Outcome: OK})
+	for _, table := range r.Tables() {
+		table := table.Name
 		stream := mustExport(t, r, table, "")
 		path := filepath.Join(dir, table)
 		if err := os.WriteFile(path+".arrows", stream, 0o600); err != nil {

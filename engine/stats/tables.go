@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/boxwood-rl/boxwood/internal/hostload"
+	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/sched"
 	"github.com/boxwood-rl/boxwood/tree"
 )
@@ -16,6 +17,8 @@ var (
 	kindWords    = []string{"empty", "shells", "dump"}
 	statusWords  = []string{"completed", "timed_out", "cancelled", "lost"}
 	outcomeWords = []string{"ok", "failed", "withheld"}
+	purposeWords = []string{"fork", "rollback", "spare", "trial"}
+	endWords     = []string{"released", "tree_closed", "expired", "lost", "turn_failed", "not_replayed", "defect", "shutdown", "gone_at_start"}
 )
 
 func effects(name, doc string, kind tree.EffectKind) column[TurnRow] {
@@ -112,6 +115,54 @@ var auditsTable = define(Audits, "One row per turn whose verdict was compared wi
 	flag("missed_process", "Whether a change of processes was judged unchanged.", func(r *AuditRow) bool { return r.MissedProcess }),
 	text("files", "Wrong verdicts on files since the daemon's start, with 95 % intervals.", "never", func(r *AuditRow) string { return r.Files }),
 	text("processes", "The same of processes.", "never", func(r *AuditRow) string { return r.Processes }),
+)
+
+var restoresTable = define(Restores, "One row per attempt to make files and processes as a checkpoint has them. A fork that is handed a spare has none of its own.",
+	word("purpose", "What for.", "unknown", purposeWords, func(r *RestoreRow) uint8 { return uint8(r.Purpose) }),
+	text("node", "The node whose checkpoint it is.", "unknown", func(r *RestoreRow) string { return string(r.Node) }),
+	text("tree", "The tree that it was made for.", "unknown", func(r *RestoreRow) string { return string(r.Tree) }),
+	text("checkpoint", "The checkpoint.", "unknown", func(r *RestoreRow) string { return string(r.Checkpoint) }),
+	text("generation", "What was made; a sandbox that has it is of this row.", "unknown", func(r *RestoreRow) string { return string(r.Generation) }),
+	instant("started_at", "When it was asked for.", "unknown", func(r *RestoreRow) time.Time { return r.StartedAt }),
+	word("kind", "How the process half was saved.", "unknown", kindWords, func(r *RestoreRow) uint8 { return uint8(r.Kind) }),
+	nanos("total_ns", "All of it; what is neither clone nor attach is mostly waiting in line.", func(r *RestoreRow) time.Duration { return r.Total }),
+	nanos("clone_ns", "Cloning the snapshot; 0 if that didn't begin.", func(r *RestoreRow) time.Duration { return r.Clone }),
+	nanos("attach_ns", "Mounting the root, giving it to a zygote, restoring processes, comparing files where that is asked for; 0 if that didn't end.", func(r *RestoreRow) time.Duration { return r.Attach }),
+	word("outcome", "How it went.", "unknown", outcomeWords, func(r *RestoreRow) uint8 { return uint8(r.Outcome) }),
+	text("reason", "The code of the failure.", "it did not fail", func(r *RestoreRow) string { return r.Reason }),
+)
+
+var replaysTable = define(Replays, "One row per turn that a fork ran again, as its node was withheld.",
+	text("replay_of", "The node whose turn it was.", "unknown", func(r *ReplayRow) string { return string(r.Of) }),
+	text("node", "The node that it made now.", "it failed, or the child is scratch", func(r *ReplayRow) string { return string(r.Node) }),
+	text("tree", "The tree they belong to.", "unknown", func(r *ReplayRow) string { return string(r.Tree) }),
+	text("sandbox", "The child.", "unknown", func(r *ReplayRow) string { return string(r.Sandbox) }),
+	instant("started_at", "When it began.", "unknown", func(r *ReplayRow) time.Time { return r.StartedAt }),
+	nanos("took_ns", "How long it took, with the wait for the capture of the turn before.", func(r *ReplayRow) time.Duration { return r.Took }),
+	flag("same_output", "Whether both streams were the same, byte for byte; false if it failed.", func(r *ReplayRow) bool { return r.SameOutput }),
+	flag("same_exit", "Whether each command ended with the same status, and each transfer as before; false if it failed.", func(r *ReplayRow) bool { return r.SameExit }),
+	word("outcome", "How it went: failed turns have no end that could be compared.", "unknown", outcomeWords, func(r *ReplayRow) uint8 { return uint8(r.Outcome) }),
+	text("reason", "The code of the failure.", "it did not fail", func(r *ReplayRow) string { return r.Reason }),
+)
+
+// limit is a column of what a sandbox may have.
+func limit(name, unit, doc string, get func(*tree.Limits) int64) column[SandboxRow] {
+	return optional(name, unit, doc, "no limit of its own", func(r *SandboxRow) (int64, bool) { v := get(&r.Limits); return v, v > 0 })
+}
+
+var sandboxesTable = define(Sandboxes, "One row per sandbox that has ended. Those that live are in ListSandboxes.",
+	text("sandbox", "The sandbox.", "unknown", func(r *SandboxRow) string { return string(r.Sandbox) }),
+	text("tree", "The tree that it grew.", "unknown", func(r *SandboxRow) string { return string(r.Tree) }),
+	flag("scratch", "Whether it wrote no nodes.", func(r *SandboxRow) bool { return r.Scratch }),
+	text("head", "The node at which it stood.", "unknown", func(r *SandboxRow) string { return string(r.Head) }),
+	text("generation", "Its last files and processes; a rollback makes others.", "unknown", func(r *SandboxRow) string { return string(r.Generation) }),
+	instant("started_at", "When it was asked for, to the millisecond.", "unknown", func(r *SandboxRow) time.Time { return ids.MadeAt(string(r.Sandbox)) }),
+	instant("ended_at", "When it ended, or was found to have.", "unknown", func(r *SandboxRow) time.Time { return r.EndedAt }),
+	word("ended", "Why it ended.", "unknown", endWords, func(r *SandboxRow) uint8 { return uint8(r.Ended) }),
+	limit("memory_limit", "bytes", "What it could have of memory.", func(l *tree.Limits) int64 { return l.MemoryBytes }),
+	limit("pids_limit", "processes", "How many processes it could have.", func(l *tree.Limits) int64 { return l.Pids }),
+	limit("cpu_limit", "1/1000 core", "What it could have of processors.", func(l *tree.Limits) int64 { return l.CPUMillis }),
+	limit("disk_limit", "bytes", "What it could write to the disk.", func(l *tree.Limits) int64 { return l.DiskBytes }),
 )
 
 // classWords are sched's, in its order; a row's value is one more than the class.

@@ -1,6 +1,9 @@
 package ids
 
-import "strings"
+import (
+	"strings"
+	"time"
+)
 
 // Binary is an id without its prefix, as its 16 bytes: they sort like the text. What
 // isn't an id with this prefix, written as this package writes it, is not ok.
@@ -24,6 +27,20 @@ func Binary(id, prefix string) (b [16]byte, ok bool) {
 		b[i] = byte((hi<<1 | top) >> (56 - 8*i))
 	}
 	return b, true
+}
+
+// MadeAt is when an id was made, to the millisecond; the zero time of what is none.
+func MadeAt(id string) time.Time {
+	prefix, _, _ := strings.Cut(id, "_")
+	b, ok := Binary(id, prefix+"_")
+	if !ok {
+		return time.Time{}
+	}
+	var ms int64
+	for _, x := range b[:6] {
+		ms = ms<<8 | int64(x)
+	}
+	return time.UnixMilli(ms)
 }
 
 // Text is the id whose Binary is b.

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/oklog/ulid/v2"
 )
@@ -54,6 +55,19 @@ func TestCheck(t *testing.T) {
 			t.Errorf("%q was taken for an id", bad)
 		} else if text := err.Error(); !strings.Contains(text, "node") || strings.Contains(text, "\n") || strings.Contains(text, "ulid") {
 			t.Errorf("%q is refused with %q", bad, text)
+		}
+	}
+}
+
+func TestMadeAt(t *testing.T) {
+	before := time.Now().Truncate(time.Millisecond)
+	made := MadeAt(string(NewSandbox()))
+	if after := time.Now(); made.Before(before) || made.After(after) {
+		t.Errorf("an id of between %v and %v says %v", before, after, made)
+	}
+	for _, id := range []string{"", "sb_", "sb_odd", "_"} {
+		if made := MadeAt(id); !made.IsZero() {
+			t.Errorf("%q says %v", id, made)
 		}
 	}
 }

@@ -46,14 +46,30 @@ assert forks[0]["reason"] == "pool_full" and forks[0]["sandbox"] is None, forks
 captures = pa.ipc.open_stream(of("captures", ".arrows")).read_all().to_pylist()
 assert captures[0]["bytes"] is None and captures[0]["urgent"] is True, captures
 scheduler = pa.ipc.open_stream(of("scheduler", ".arrows")).read_all().to_pylist()
-assert [(r["line"], r["class"]) for r in scheduler] == [("captures", "fork"), ("captures", "shadow")], scheduler
+assert [(r["line"], r["class"]) for r in scheduler] == [("captures", "fork"), ("captures", "shadow")], (
+    scheduler
+)
 fork, shadow = scheduler
 assert fork["running"] == 1 and fork["done"] == 0 and fork["took_p95_ns"] is None, fork
-assert shadow["failed"] == shadow["done"] == 1 and shadow["wasted_ns"] == shadow["took_ns"] == 7_000_000, shadow
+assert shadow["failed"] == shadow["done"] == 1 and shadow["wasted_ns"] == shadow["took_ns"] == 7_000_000, (
+    shadow
+)
 assert 3_000_000 <= shadow["wait_p95_ns"] <= 6_000_000 and shadow["exposed_p95_ns"] is None, shadow
 host = pa.ipc.open_stream(of("host", ".arrows")).read_all().to_pylist()
 assert host[0]["cpu_some_ns"] == 1_000_000 and host[1]["cpu_some_ns"] is None, host
 assert host[0]["memory_total"] == 1 << 30, host
+
+restores = pa.ipc.open_stream(of("restores", ".arrows")).read_all().to_pylist()
+assert (
+    restores[0]["purpose"] == "trial" and restores[0]["kind"] == "dump" and restores[0]["attach_ns"] == 0
+), restores
+replays = pa.ipc.open_stream(of("replays", ".arrows")).read_all().to_pylist()
+assert replays[0]["same_exit"] and not replays[0]["same_output"] and replays[0]["node"] is None, replays
+sandboxes = pa.ipc.open_stream(of("sandboxes", ".arrows")).read_all().to_pylist()
+assert sandboxes[0]["ended"] == "gone_at_start" and sandboxes[0]["memory_limit"] == 1 << 30, sandboxes
+assert sandboxes[0]["disk_limit"] is None and sandboxes[1]["started_at"] is None, sandboxes
+made = sandboxes[0]["ended_at"] - sandboxes[0]["started_at"]
+assert datetime.timedelta(0) <= made < datetime.timedelta(hours=1), sandboxes
 
 # The file format, ours and that of the daemon's own history.
 assert pa.ipc.open_file(of("turns", ".arrow")).read_all().equals(turns)
@@ -85,7 +101,7 @@ schema = pq.read_schema(of("captures", ".parquet"))
 assert schema.field("freeze_ns").metadata[b"unit"] == b"ns", schema.field("freeze_ns").metadata
 assert schema.field("bytes").metadata[b"null"] == b"unknown"
 assert pq.ParquetFile(of("captures", ".parquet")).metadata.row_group(0).column(0).compression == "ZSTD"
-for table in ("turns", "nodes", "forks", "captures", "scheduler", "host"):
+for table in ("turns", "nodes", "forks", "captures", "scheduler", "host", "restores", "replays", "sandboxes"):
     back = pq.read_table(of(table, ".parquet"))
     assert back.to_pylist() == pa.ipc.open_stream(of(table, ".arrows")).read_all().to_pylist(), table
 print("ok")
