@@ -6,6 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/apache/arrow/go/v17/arrow"
+
 	"github.com/boxwood-rl/boxwood/engine/stats"
 	"github.com/boxwood-rl/boxwood/internal/hostload"
 	"github.com/boxwood-rl/boxwood/internal/ids"
@@ -108,10 +110,24 @@ func (e *Engine) sample() error {
 
 // ExportStats writes a table, or the rows of one tree, as one Arrow IPC stream.
 func (e *Engine) ExportStats(ctx context.Context, table string, of ids.Tree, w io.Writer) error {
-	if table == stats.Scheduler || table == stats.Host {
-		if err := e.sample(); err != nil {
-			return err
-		}
+	if err := e.sampleFor(table); err != nil {
+		return err
 	}
 	return e.Stats.Export(ctx, table, of, w)
+}
+
+// ReadStats gives a table, or the rows of one tree, batch by batch.
+func (e *Engine) ReadStats(ctx context.Context, table string, of ids.Tree, begin func(*arrow.Schema) (emit func(arrow.Record) error)) error {
+	if err := e.sampleFor(table); err != nil {
+		return err
+	}
+	return e.Stats.Read(ctx, table, of, begin)
+}
+
+// sampleFor has a table that is measured end with now.
+func (e *Engine) sampleFor(table string) error {
+	if table != stats.Scheduler && table != stats.Host {
+		return nil
+	}
+	return e.sample()
 }

@@ -271,7 +271,14 @@ func (s *Service) admits(ctx context.Context, fullMethod string) (*caller, error
 		return nil, err
 	}
 	method := fullMethod[strings.LastIndexByte(fullMethod, '/')+1:]
-	if verb := verbOf[method]; verb == "" || len(a.Verbs) > 0 && !slices.Contains(a.Verbs, verb) {
+	verb := verbOf[method]
+	if strings.HasPrefix(fullMethod, flightService) {
+		verb = flightVerbOf[method]
+	}
+	switch {
+	case verb == "":
+		return nil, fault.New(fault.Denied, "verb_denied", "client %s may not call %s, which there is no verb for", a.Name, method)
+	case len(a.Verbs) > 0 && !slices.Contains(a.Verbs, verb):
 		return nil, fault.New(fault.Denied, "verb_denied", "client %s may not call %s: that takes the verb %q", a.Name, method, verb)
 	}
 	md, _ := metadata.FromIncomingContext(ctx)
@@ -311,6 +318,11 @@ func (a *Account) image(name string, known *tree.Image) bool {
 func (c *caller) request(req any) error {
 	if c == nil {
 		return nil
+	}
+	if asked, err := flightAsks(req); err != nil {
+		return err
+	} else if asked != nil {
+		req = asked
 	}
 	m, ok := req.(interface{ ProtoReflect() protoreflect.Message })
 	if !ok {

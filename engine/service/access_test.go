@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/apache/arrow/go/v17/arrow/flight"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -387,6 +388,28 @@ func TestEveryRequestIsHeldToItsAccount(t *testing.T) {
 	}
 	if len(verbOf) != service.Methods().Len() {
 		t.Errorf("verbs for %d calls of %d", len(verbOf), service.Methods().Len())
+	}
+	// Arrow Flight's calls have a verb, and a request that is turned into one of ours, or an account may not make them.
+	for name := range (&Service{}).Server(nil).GetServiceInfo() {
+		if name != string(service.FullName()) && "/"+name+"/" != flightService {
+			t.Errorf("nobody has ruled on the calls of %s", name)
+		}
+	}
+	flights := (&flight.Ticket{}).ProtoReflect().Descriptor().ParentFile().Services().Get(0)
+	if "/"+string(flights.FullName())+"/" != flightService {
+		t.Errorf("Arrow Flight is called %s", flights.FullName())
+	}
+	requests := map[string]any{"Ticket": &flight.Ticket{Ticket: []byte("{}")}, "Criteria": &flight.Criteria{}, "FlightDescriptor": &flight.FlightDescriptor{Type: flight.DescriptorPATH, Path: []string{"turns"}}}
+	for i := range flights.Methods().Len() {
+		m := flights.Methods().Get(i)
+		if flightVerbOf[string(m.Name())] == "" {
+			continue
+		}
+		asks, err := flightAsks(requests[string(m.Input().Name())])
+		ours, ok := asks.(interface{ ProtoReflect() protoreflect.Message })
+		if err != nil || !ok || !seen[ours.ProtoReflect().Descriptor().FullName()] {
+			t.Errorf("%s asks for %v, %v", m.FullName(), asks, err)
+		}
 	}
 }
 

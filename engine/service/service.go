@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/apache/arrow/go/v17/arrow/flight"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
@@ -87,6 +88,7 @@ func (s *Service) Server(over *tls.Config) *grpc.Server {
 		grpc.NumStreamWorkers(8),
 	)
 	boxwoodv1.RegisterBoxwoodServer(server, s)
+	flight.RegisterFlightServiceServer(server, &flights{s: s})
 	return server
 }
 

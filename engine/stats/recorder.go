@@ -199,58 +199,79 @@ func typeName(t arrow.DataType) string {
 	return t.String()
 }
 
-// Export writes a table, or the rows of one tree, as one Arrow IPC stream.
-// fault.NotFound names the tables there are.
-func (r *Recorder) Export(ctx context.Context, name string, of ids.Tree, w io.Writer) error {
-	if name == Nodes {
-		return r.exportNodes(ctx, of, w)
-	}
-	var names []string
+// Schema gives a table's schema. of: the tree whose rows are asked for; "": all.
+func (r *Recorder) Schema(name string, of ids.Tree) (*arrow.Schema, error) {
+	_, schema, err := r.find(name, of)
+	return schema, err
+}
+
+// find gives a table (nil: "nodes") and its schema. fault.NotFound names the tables there are.
+func (r *Recorder) find(name string, of ids.Tree) (found table, schema *arrow.Schema, err error) {
+	names := make([]string, 0, len(r.all())+1)
 	for _, t := range r.all() {
-		known, _, _ := t.definition()
-		if known == name {
-			return export(ctx, t, of, w)
+		known, _, is := t.definition()
+		if names = append(names, known); known == name {
+			found, schema = t, is
 		}
-		names = append(names, known)
 	}
-	names = slices.Insert(names, 1, Nodes)
-	return fault.New(fault.NotFound, "no_such_table", "there is no table %.64q", name).
-		WithHint("tables are %s", strings.Join(names, ", "))
+	if name == Nodes {
+		schema = nodesTable.schema
+	}
+	switch {
+	case schema == nil:
+		return nil, nil, fault.New(fault.NotFound, "no_such_table", "there is no table %.64q", name).
+			WithHint("tables are %s", strings.Join(slices.Insert(names, 1, Nodes), ", "))
+	case of != "" && !schema.HasField(TreeColumn):
+		return nil, nil, fault.New(fault.Invalid, "no_tree_column", "rows of the table %s are of no tree", name).WithHint("leave the tree out")
+	}
+	return found, schema, nil
 }
 
-func export(ctx context.Context, t table, of ids.Tree, w io.Writer) error {
-	name, _, schema := t.definition()
-	by := -1
-	if of != "" {
-		columns := schema.FieldIndices("tree")
-		if len(columns) == 0 {
-			return fault.New(fault.Invalid, "no_tree_column", "rows of the table %s are of no tree", name).WithHint("leave the tree out")
-		}
-		by = columns[0]
-	}
-	out := ipc.NewWriter(w, ipc.WithSchema(schema))
-	err := t.each(ctx, func(rec arrow.Record) error {
-		if of != "" {
-			if rec = only(rec, by, string(of)); rec == nil {
-				return nil
-			}
-		}
-		return out.Write(rec)
+// Export writes a table, or the rows of one tree, as one Arrow IPC stream.
+func (r *Recorder) Export(ctx context.Context, name string, of ids.Tree, w io.Writer) error {
+	var out *ipc.Writer
+	err := r.Read(ctx, name, of, func(schema *arrow.Schema) func(arrow.Record) error {
+		out = ipc.NewWriter(w, ipc.WithSchema(schema))
+		return out.Write
 	})
-	return errors.Join(err, out.Close())
+	if err != nil {
+		return err // without the end of the stream, which would say that it is whole
+	}
+	return out.Close()
 }
 
-// exportNodes holds no more than one batch of nodes at a time.
-func (r *Recorder) exportNodes(ctx context.Context, of ids.Tree, w io.Writer) error {
-	out := ipc.NewWriter(w, ipc.WithSchema(nodesTable.schema))
+// Read gives a table, or the rows of one tree, batch by batch to what begin makes of its schema.
+func (r *Recorder) Read(ctx context.Context, name string, of ids.Tree, begin func(*arrow.Schema) (emit func(arrow.Record) error)) error {
+	t, schema, err := r.find(name, of)
+	if err != nil {
+		return err
+	}
+	emit := begin(schema)
+	if t == nil {
+		return r.readNodes(ctx, of, emit)
+	}
+	if of == "" {
+		return t.each(ctx, emit)
+	}
+	by := schema.FieldIndices(TreeColumn)[0]
+	return t.each(ctx, func(rec arrow.Record) error {
+		if rec = only(rec, by, string(of)); rec == nil {
+			return nil
+		}
+		return emit(rec)
+	})
+}
+
+// readNodes holds no more than one batch of nodes at a time.
+func (r *Recorder) readNodes(ctx context.Context, of ids.Tree, emit func(arrow.Record) error) error {
 	var rows []NodeRow
-	write := func(all bool) error {
+	give := func(all bool) error {
 		for len(rows) >= batchRows || all && len(rows) > 0 {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
 			rec, taken := nodesTable.record(rows)
-			if err := out.Write(rec); err != nil {
+			if err := emit(rec); err != nil {
 				return err
 			}
 			rows = rows[taken:]
@@ -260,13 +281,13 @@ func (r *Recorder) exportNodes(ctx context.Context, of ids.Tree, w io.Writer) er
 	if r.options.Nodes != nil {
 		for row, err := range r.options.Nodes.Each(of) {
 			if err != nil {
-				return err // without the end of the stream, which would say that it is whole
+				return err
 			}
 			rows = append(rows, row)
-			if err := write(false); err != nil {
-				return errors.Join(err, out.Close())
+			if err := give(false); err != nil {
+				return err
 			}
 		}
 	}
-	return errors.Join(write(true), out.Close())
+	return give(true)
 }

@@ -34,6 +34,9 @@ const (
 	Sandboxes = "sandboxes"
 )
 
+// TreeColumn names the tree of a row, in the tables whose rows are of one.
+const TreeColumn = "tree"
+
 // The bounds of one batch: its rows, and its bytes before encoding. Columns
 // hold at most maxText bytes of text a row (objects maxObject), so that no
 // batch passes 2 MiB.

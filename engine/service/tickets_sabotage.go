@@ -1,0 +1,5 @@
+//go:build sabotage_tickets
+
+package service
+
+const holdsTickets = false
