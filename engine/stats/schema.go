@@ -15,7 +15,8 @@ import (
 )
 
 // SchemaVersion of all tables; it grows when a column's name, type, unit or
-// meaning changes. Files of another version are left alone and not exported.
+// meaning changes. Files of another version are left alone and not exported. Columns and words
+// that come after those that were there, and other descriptions, need none: see added and adopt.
 const SchemaVersion = 1
 
 // The tables, in the order in which they are listed.
@@ -195,6 +196,13 @@ func word[R any](name, doc, null string, vocabulary []string, get func(*R) uint8
 		}}
 }
 
+// added is a column that the table did not have at first: null in rows that were written before.
+func added[R any](c column[R]) column[R] {
+	c.null = strings.TrimPrefix(c.null+"; or not measured yet by the daemon that recorded the row", "; or ")
+	c.width++
+	return c
+}
+
 // definition is a table's schema and how rows become batches of it.
 type definition[R any] struct {
 	name, doc string
@@ -230,6 +238,45 @@ func define[R any](name, doc string, columns ...column[R]) *definition[R] {
 	})
 	d.schema = arrow.NewSchema(fields, &meta)
 	return d
+}
+
+// places says where the columns are in a file, which another release of this version may have written: -1 for one that was added since.
+func (d *definition[R]) places(in *arrow.Schema) ([]int, error) {
+	at := make([]int, len(d.columns))
+	for i, f := range d.schema.Fields() {
+		found := in.FieldIndices(f.Name)
+		switch {
+		case len(found) == 0 && f.Nullable:
+			at[i] = -1
+		case len(found) != 1 || !arrow.TypeEqual(in.Field(found[0]).Type, f.Type):
+			return nil, fmt.Errorf("its column %q is not that of version %d", f.Name, SchemaVersion)
+		default:
+			at[i] = found[0]
+		}
+	}
+	return at, nil
+}
+
+// adopt makes a batch that was read from a file one like all others: with these columns, and these words.
+func (d *definition[R]) adopt(rec arrow.Record, at []int) (arrow.Record, error) {
+	arrays := make([]arrow.Array, len(at))
+	for i, from := range at {
+		if from < 0 {
+			arrays[i] = array.MakeArrayOfNull(memory.DefaultAllocator, d.columns[i].typ, int(rec.NumRows()))
+			continue
+		}
+		arrays[i] = rec.Column(from)
+		old, ok := arrays[i].(*array.Dictionary)
+		if !ok {
+			continue
+		}
+		known, words := old.Dictionary(), d.words[i]
+		if known.Len() > words.Len() || !array.Equal(known, array.NewSlice(words, 0, int64(known.Len()))) {
+			return nil, fmt.Errorf("the words of its column %q are not those of version %d", d.columns[i].name, SchemaVersion)
+		}
+		arrays[i] = array.NewDictionaryArray(d.columns[i].typ, old.Indices(), words)
+	}
+	return array.NewRecord(d.schema, arrays, rec.NumRows()), nil
 }
 
 // record makes one batch of rows and says how many of them it took: those that

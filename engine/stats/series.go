@@ -299,8 +299,9 @@ func (s *series[R]) eachInFile(ctx context.Context, seg segment, emit func(arrow
 		return err
 	}
 	defer r.Close()
-	if !r.Schema().Equal(s.def.schema) {
-		return fmt.Errorf("its columns are not those of version %d", SchemaVersion)
+	at, err := s.def.places(r.Schema())
+	if err != nil {
+		return err
 	}
 	for i := range r.NumRecords() {
 		if err := ctx.Err(); err != nil {
@@ -308,6 +309,9 @@ func (s *series[R]) eachInFile(ctx context.Context, seg segment, emit func(arrow
 		}
 		rec, err := r.RecordAt(i)
 		if err != nil {
+			return err
+		}
+		if rec, err = s.def.adopt(rec, at); err != nil {
 			return err
 		}
 		if err := emit(rec); err != nil {

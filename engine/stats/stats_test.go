@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
 	"github.com/apache/arrow/go/v17/arrow/ipc"
 
@@ -129,6 +130,63 @@ func TestRowsComeBackInOrderFromMemoryAndDisk(t *testing.T) {
 				t.Errorf("Tables says %d rows, want %d", got, c.rows+1)
 			}
 		})
+	}
+}
+
+// Another release of the same version may know fewer columns and words, and describe them otherwise; what it wrote is exported like
+// the rest. If a column has become another, that is told, and is no gap.
+func TestFilesOfAnOlderRelease(t *testing.T) {
+	type row struct {
+		of   string
+		kind uint8
+		n    int64
+	}
+	of := text("of", "Whose.", "nobody's", func(r *row) string { return r.of })
+	kinds := func(doc string, words ...string) column[row] {
+		return word("kind", doc, "unknown", words, func(r *row) uint8 { return r.kind })
+	}
+	n := number("n", "pieces", "How many.", func(r *row) int64 { return r.n })
+	dir := t.TempDir()
+	write := func(rows []row, columns ...column[row]) *series[row] {
+		t.Helper()
+		s, err := openSeries(define("things", "", columns...), Options{Dir: dir, MaxRowsInMemory: 10, MaxDiskBytes: 1 << 20})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range rows {
+			s.add(r)
+		}
+		if err := s.flush(); err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	read := func(s *series[row]) (text []string, err error) {
+		err = s.each(context.Background(), func(rec arrow.Record) error {
+			if !rec.Schema().Equal(s.def.schema) {
+				t.Errorf("a batch of other columns: %s", rec.Schema())
+			}
+			line, err := rec.MarshalJSON()
+			text = append(text, strings.ReplaceAll(string(line), "\n", ""))
+			return err
+		})
+		return text, err
+	}
+	write([]row{{"a", 2, 0}}, of, kinds("What it is.", "one", "two"))
+	now := write([]row{{"b", 3, 7}}, of, kinds("What kind it is of.", "one", "two", "three"), added(n))
+	got, err := read(now)
+	want := []string{`[{"kind":"two","n":null,"of":"a"}]`, `[{"kind":"three","n":7,"of":"b"}]`}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("%q, %v", got, err)
+	}
+	for name, other := range map[string][]column[row]{
+		`column "n" is not`:              {of, kinds("", "one", "two"), n},
+		`column "of" is not`:             {number("of", "", "", func(*row) int64 { return 0 }), kinds("", "one", "two", "three")},
+		`words of its column "kind" are`: {of, kinds("", "two", "one", "three")},
+	} {
+		if got, err := read(write(nil, other...)); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
 	}
 }
 

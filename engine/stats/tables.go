@@ -198,7 +198,6 @@ var schedulerTable = define(Scheduler, "One row per line and class of work, and 
 	word("line", "What the work waited for.", "never", lineWords, func(r *SchedulerRow) uint8 { return uint8(r.Line) }),
 	word("class", "Who waits for it; earlier words go first.", "never", classWords, func(r *SchedulerRow) uint8 { return uint8(r.Class) + 1 }),
 	number("slots", "pieces", "What may run at once on the line, of all classes, at the end of the interval: the largest of their limits.", func(r *SchedulerRow) int64 { return int64(r.Slots) }),
-	number("limit", "pieces", "What of the class may run at once then; it follows the host.", func(r *SchedulerRow) int64 { return int64(r.Standing.Limit) }),
 	number("running", "pieces", "What runs at the end of the interval.", func(r *SchedulerRow) int64 { return int64(r.Standing.Running) }),
 	number("waiting", "pieces", "What waits at the end of the interval.", func(r *SchedulerRow) int64 { return int64(r.Standing.Waiting) }),
 	number("tenants", "tenants", "Whose work waits then: trees.", func(r *SchedulerRow) int64 { return int64(r.Standing.Tenants) }),
@@ -211,8 +210,6 @@ var schedulerTable = define(Scheduler, "One row per line and class of work, and 
 	counter("dropped", "What was past its deadline when its turn came.", func(s *sched.Standing) uint64 { return s.Dropped }),
 	counter("promoted", "What became urgent, as somebody came to wait for it: it counts as added there.", func(s *sched.Standing) uint64 { return s.Promoted }),
 	counter("refused", "What wasn't taken in, as the queue was full.", func(s *sched.Standing) uint64 { return s.Refused }),
-	counter("raised", "How often the limit went up by one.", func(s *sched.Standing) uint64 { return s.Raised }),
-	counter("lowered", "How often it went down by one.", func(s *sched.Standing) uint64 { return s.Lowered }),
 	counter("late", "Captures in the shadow that had no slack left when they started.", func(s *sched.Standing) uint64 { return s.Late }),
 	sum("wait_ns", "All waits of what started, together.", waitOf),
 	quantile("wait_p50_ns", 0.5, "Waits", waitOf),
@@ -226,6 +223,9 @@ var schedulerTable = define(Scheduler, "One row per line and class of work, and 
 	quantile("exposed_p95_ns", 0.95, "Exposed delays", exposedOf),
 	quantile("slack_p05_ns", 0.05, "Slack of captures in the shadow when they started, without the late ones", func(s *sched.Standing) *sched.Histogram { return &s.Slack }),
 	nanos("wasted_ns", "Time of what failed, and of what was made ahead and not used.", func(r *SchedulerRow) time.Duration { return r.Standing.Wasted }),
+	added(number("limit", "pieces", "What of the class may run at once at the end of the interval; it follows the host.", func(r *SchedulerRow) int64 { return int64(r.Standing.Limit) })),
+	added(counter("raised", "How often the limit went up by one.", func(s *sched.Standing) uint64 { return s.Raised })),
+	added(counter("lowered", "How often it went down by one.", func(s *sched.Standing) uint64 { return s.Lowered })),
 )
 
 func stall(name, doc string, get func(*hostload.Stalls) time.Duration) column[HostRow] {
