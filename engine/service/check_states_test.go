@@ -75,6 +75,8 @@ func TestCheckOfProcessStates(t *testing.T) {
 	if r, err := check.Run(ctx(t), s.o); err != nil || len(r.Findings) != 0 {
 		t.Fatalf("a clean state: %+v, %v", r, err)
 	}
+	must(os.Mkdir(run, 0o700)) // as a killed daemon's: one that stops leaves none
+	must(os.Mkdir(filepath.Join(run, "boxes"), 0o711))
 	lost := map[string]bool{}
 	for _, c := range []struct {
 		kind, what string

@@ -259,7 +259,9 @@ func TestSecretsAreKeptNowhere(t *testing.T) {
 
 	// One that stops forgets it, and takes it again.
 	d.stop()
-	shown.under(t, runDir)
+	if _, err := os.Lstat(runDir); !os.IsNotExist(err) {
+		t.Errorf("what a daemon kept in memory is there after its end: %s, %v", runDir, err)
+	}
 	shown.under(t, d.dir)
 	d = startDaemon(t, d.dir)
 	want := []*boxwoodv1.ForkRequest_Want{{From: &boxwoodv1.ForkRequest_Want_NodeId{NodeId: n.GetId()}, Count: 1}}
