@@ -195,6 +195,10 @@ func (e *Engine) audit(ctx context.Context, s *sandbox, b *body, n *tree.Node, w
 		e.withhold(n.ID, "an audit found a change of processes that was missed: "+joinReasons(found.Process))
 		return nil
 	}
+	if why := e.leftOut(s.defaults.Capture, b); why != "" {
+		e.withhold(n.ID, why)
+		return nil
+	}
 	return e.capture(ctx, s, b, n, 0)
 }
 

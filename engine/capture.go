@@ -52,11 +52,15 @@ func (e *Engine) capture(ctx context.Context, s *sandbox, b *body, n *tree.Node,
 		Node: n.ID, Tree: n.Tree, Sandbox: s.id, Verdict: n.Verdict, Kind: tree.Empty, Queue: queued,
 		StartedAt: time.Now(), Outcome: stats.Failed,
 	}
-	ck, state, frozenAt, err := e.captureBoth(ctx, b, n, &row)
+	policy := s.defaults.Capture
+	if policy == tree.Full {
+		b.unkept = b.checkpoint.ID
+	}
+	ck, state, frozenAt, err := e.captureBoth(ctx, policy, b, n, &row)
 	differs := err != nil && fault.As(err).Reason == reasonDiffers && e.keepers[tree.Dump] != nil
 	if differs || errors.Is(err, errNotKept) {
 		// What runs stands where it stood: a dump has it as it is.
-		ck, state, frozenAt, err = e.captureBoth(ctx, b, n, &row)
+		ck, state, frozenAt, err = e.captureBoth(ctx, policy, b, n, &row)
 	}
 	if err == nil {
 		row.Checkpoint, row.Bytes, row.Outcome = ck.ID, ck.Bytes, stats.OK
@@ -150,8 +154,8 @@ func unsettled(err error) bool { return fault.As(err).Reason == "store_failed" }
 // captureBoth makes both halves of a checkpoint: flush, freeze, process half, snapshot, new
 // epoch, thaw; what is left of either half's work is done after the thaw. The
 // state is nil for Empty, and for one that the checkpoint before has already.
-func (e *Engine) captureBoth(ctx context.Context, b *body, n *tree.Node, row *stats.CaptureRow) (_ *tree.Checkpoint, _ *tree.ProcessState, _ time.Time, err error) {
-	half, kind, err := e.prepareHalf(ctx, b)
+func (e *Engine) captureBoth(ctx context.Context, policy tree.CapturePolicy, b *body, n *tree.Node, row *stats.CaptureRow) (_ *tree.Checkpoint, _ *tree.ProcessState, _ time.Time, err error) {
+	half, kind, err := e.prepareHalf(ctx, policy, b)
 	if err != nil {
 		return nil, nil, time.Time{}, err
 	}

@@ -58,9 +58,9 @@ var kinds = []tree.ProcessKind{tree.Empty, tree.Shells, tree.Dump}
 
 // prepareHalf finds the keeper of what runs in a body. Of several that refuse, the last
 // knows best.
-func (e *Engine) prepareHalf(ctx context.Context, b *body) (saving, tree.ProcessKind, error) {
+func (e *Engine) prepareHalf(ctx context.Context, policy tree.CapturePolicy, b *body) (saving, tree.ProcessKind, error) {
 	refused := error(fault.New(fault.Precondition, "survivors", "processes survive and can't be saved yet"))
-	for _, kind := range kinds {
+	for _, kind := range kindsOf(policy) {
 		k := e.keepers[kind]
 		if k == nil {
 			continue

@@ -65,7 +65,7 @@ type body struct {
 	took             time.Duration // to make
 	shells           shells
 	dumped           dumped
-	// unkept is the checkpoint whose process state was found to be no longer true.
+	// unkept is the checkpoint whose process state was found to be no longer true, or isn't to be used again.
 	unkept ids.Checkpoint
 	// hides gives what hides the secrets that may show in it; nil: none is known. secret: processes
 	// that were given some run here, or did.

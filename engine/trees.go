@@ -263,6 +263,7 @@ func (e *Engine) knownSetup(digest string) (ids.Node, bool) {
 // runSetup runs the steps as turns of a tree of their own.
 func (e *Engine) runSetup(ctx context.Context, s Start, d tree.Defaults, steps []SetupStep, digest, owner string) (_ ids.Node, err error) {
 	d.Cwd = "/" // the tree's own folder may be what the set-up makes
+	d.Capture = tree.Sparse
 	labels := map[string]string{SetupLabel: digest[:16]}
 	if owner != "" {
 		labels[OwnerLabel] = owner

@@ -362,7 +362,7 @@ func (t *turn) finish(ctx context.Context, in NodeInput, commit Commit) (TurnRes
 	b.veilNode(n)
 	n.Timings.Barrier = report.Barrier
 	lost := n.TurnStatus == tree.Lost
-	e.decide(n, b, lost)
+	e.decide(n, s, b, lost)
 
 	result := TurnResult{Node: n, SandboxLost: lost, SessionEnded: t.sessionEnded}
 	if s.scratch {
@@ -391,8 +391,9 @@ func (t *turn) finish(ctx context.Context, in NodeInput, commit Commit) (TurnRes
 		if n.Checkpoint != "" {
 			switch k, err := tx.Checkpoint(n.Checkpoint); { // as it stands now
 			case fault.Is(err, fault.NotFound): // it failed its trial
-				n.Checkpoint, n.Capture, n.Verdict = "", tree.Recorded, tree.Both
+				n.Checkpoint, n.Verdict = "", tree.Both
 				n.Reasons = []string{"what was saved last can't be restored"}
+				e.decide(n, s, b, false)
 			case err != nil:
 				return err
 			case k.Proven:
@@ -458,19 +459,25 @@ func (t *turn) node(in NodeInput, observed time.Time) *tree.Node {
 
 // decide says what becomes of the node's state: shared with the last successful
 // capture, captured in the shadow, or withheld.
-func (e *Engine) decide(n *tree.Node, b *body, lost bool) {
+func (e *Engine) decide(n *tree.Node, s *sandbox, b *body, lost bool) {
 	withhold := func(format string, args ...any) {
 		n.Capture, n.WithheldReason = tree.Withheld, fmt.Sprintf(format, args...)
 	}
 	b.touchedProcesses = b.touchedProcesses || n.Verdict == tree.Process || n.Verdict == tree.Both
+	policy, left := s.defaults.Capture, ""
+	if n.Verdict != tree.None {
+		left = e.leftOut(policy, b)
+	}
 	switch {
 	case lost:
 		n.Verdict = tree.Both
 		withhold("the sandbox died in this turn")
-	case n.Verdict == tree.None:
+	case n.Verdict == tree.None && policy != tree.Full, left != "" && !withholdsLeftOut:
 		n.Checkpoint = b.checkpoint.ID
 		n.Capture = tree.Captured // or proven meanwhile
-	case n.Verdict == tree.Files || e.keepable(b):
+	case left != "":
+		withhold("%s", left)
+	case n.Verdict == tree.None, n.Verdict == tree.Files, e.keepable(b):
 		n.Capture = tree.Recorded
 	default:
 		withhold("process state can't be saved yet: %s", joinReasons(n.Reasons))

@@ -33,6 +33,7 @@ func layoutDefaults(c *coder, d *Defaults) {
 	nested(c, 4, &d.Limits, layoutLimits)
 	signed(c, 5, &d.Lease)
 	signed(c, 6, &d.TurnDeadline)
+	unsigned(c, 7, &d.Capture)
 }
 
 func layoutLimits(c *coder, l *Limits) {

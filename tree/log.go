@@ -53,7 +53,8 @@ const (
 //	3  node rows have ids and digests in binary, and not their own id; archived trees; runs
 //	4  limits name system calls, and nodes what repeats their turns, which an older program would drop when it writes them again
 //	5  checkpoints say that secrets may be in them, which an older program would export
-const formatVersion = 5
+//	6  trees have a capture policy, which an older program would drop when it writes them again
+const formatVersion = 6
 
 var (
 	formatKey  = rowKey(metaRows, "format")

@@ -200,6 +200,27 @@ type Defaults struct {
 	Limits       Limits
 	Lease        time.Duration
 	TurnDeadline time.Duration
+	Capture      CapturePolicy // 0: Sparse
+}
+
+// CapturePolicy says which turns of a tree are captured. A node that isn't is withheld, unless it is as the
+// checkpoint before it.
+type CapturePolicy uint8
+
+const (
+	Sparse     CapturePolicy = 1 // those that changed something
+	Full       CapturePolicy = 2 // each, with another dump of all that runs
+	FilesOnly  CapturePolicy = 3 // as Sparse, but processes are never saved
+	Uncaptured CapturePolicy = 4 // none
+)
+
+// CapturePolicyOf refuses the number of a policy that this boxwood doesn't know.
+func CapturePolicyOf(n int32) (CapturePolicy, error) {
+	if n < 0 || n > int32(Uncaptured) {
+		return 0, fault.New(fault.Invalid, "bad_capture_policy", "there is no capture policy of number %d", n).
+			WithHint("the policies are sparse, full, files and uncaptured")
+	}
+	return CapturePolicy(n), nil
 }
 
 // Limits bound one sandbox; 0 means the server's default.

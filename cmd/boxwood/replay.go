@@ -26,12 +26,20 @@ import (
 // replayOptions are the flags of `boxwood replay`, for all trajectories.
 type replayOptions struct {
 	image, manifest, record, name string
-	shell                         string
+	shell, mode                   string
 	timeout                       time.Duration
 	speed                         float64
 	jobs                          int
 	labels                        map[string]string
 	keep, list                    bool
+}
+
+// modes are the capture policies by name.
+var modes = map[string]pb.CapturePolicy{
+	"sparse":     pb.CapturePolicy_CAPTURE_POLICY_SPARSE,
+	"full":       pb.CapturePolicy_CAPTURE_POLICY_FULL,
+	"files":      pb.CapturePolicy_CAPTURE_POLICY_FILES,
+	"uncaptured": pb.CapturePolicy_CAPTURE_POLICY_UNCAPTURED,
 }
 
 func (a *app) replayCommand() *cobra.Command {
@@ -62,6 +70,8 @@ something failed, else 1 if a turn differed.`,
 				return usage(c, fmt.Errorf("--speed is 0, for no waits, or how many times as fast as recorded"))
 			case o.shell != "" && o.shell != "fresh" && o.shell != "kept":
 				return usage(c, fmt.Errorf("--shell is fresh or kept, not %q", o.shell))
+			case modes[o.mode] == 0:
+				return usage(c, fmt.Errorf("--mode is sparse, full, files or uncaptured, not %q", o.mode))
 			case strings.Contains(o.name, "/") || len(o.name) > 128:
 				return usage(c, fmt.Errorf("--run is a name of up to 128 bytes without a slash"))
 			}
@@ -73,6 +83,7 @@ something failed, else 1 if a turn differed.`,
 	c.Flags().StringVar(&o.record, "record", "", "write what was observed as a trajectory of our format")
 	c.Flags().StringVar(&o.name, "run", "", "name of the replay: what it has done already under this name isn't done again")
 	c.Flags().StringVar(&o.shell, "shell", "", `"fresh": a shell for each command; "kept": one that stays (default: as the recorded agent did)`)
+	c.Flags().StringVar(&o.mode, "mode", "sparse", "which turns are captured: \"sparse\", those that changed something; \"full\", each; \"files\", without processes; \"uncaptured\", none")
 	c.Flags().DurationVar(&o.timeout, "timeout", 5*time.Minute, "deadline of a turn")
 	c.Flags().Float64Var(&o.speed, "speed", 0, "wait between turns as recorded, this many times as fast (default: don't wait)")
 	c.Flags().IntVarP(&o.jobs, "jobs", "j", 1, "trajectories at a time")

@@ -239,6 +239,32 @@ func TestReplayOnADaemon(t *testing.T) {
 		}
 	})
 
+	t.Run("modes", func(t *testing.T) {
+		d := &served{t, d.address, d.client}
+		file := writeText(t, "m.jsonl", `{"format":"boxwood-trajectory-1"}`+"\n"+`{"command":"echo 1 >/root/a","expect_exit":0}`+"\n"+`{"command":"true","expect_exit":0}`)
+		for _, c := range []struct {
+			mode  string
+			owns  bool // the turn that changes nothing has a checkpoint of its own
+			saved bool
+		}{{"sparse", false, true}, {"full", true, true}, {"files", false, true}, {"uncaptured", false, false}} {
+			turns, o := d.replay(0, "--mode", c.mode, "--run", "modes", file)
+			if len(turns) != 2 || o.Earlier != 0 || o.Bytes == nil {
+				t.Errorf("%s: %+v\n%+v", c.mode, o, turns)
+				continue
+			}
+			a, b := d.node(turns[0].Node), d.node(turns[1].Node)
+			if saved := a.CheckpointId != ""; saved != c.saved || saved && (b.CheckpointId != a.CheckpointId) != c.owns {
+				t.Errorf("%s: checkpoints %q and %q", c.mode, a.CheckpointId, b.CheckpointId)
+			}
+			if !c.saved && (*o.Bytes != 0 || b.Capture != pb.CaptureStatus_CAPTURE_STATUS_WITHHELD) {
+				t.Errorf("%s: %d bytes, %v", c.mode, *o.Bytes, b.Capture)
+			}
+		}
+		if _, errOut, status := d.run("replay", "--mode", "some", file); status != failureStatus || !strings.Contains(errOut, "sparse, full, files or uncaptured") {
+			t.Errorf("status %d, %s", status, errOut)
+		}
+	})
+
 	t.Run("what hangs, is binary or isn't there", func(t *testing.T) {
 		d := &served{t, d.address, d.client}
 		hang := writeText(t, "h.jsonl", `{"format":"boxwood-trajectory-1"}`+"\n"+`{"command":"sleep 1000","expect_exit":0}`+"\n"+`{"command":"printf '\\xff\\x00\\x1b[2J'","expect_exit":0,"expect_stdout":"?"}`)

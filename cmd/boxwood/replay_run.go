@@ -127,7 +127,7 @@ func (r *replay) treeRequest() (*pb.CreateTreeRequest, error) {
 	request := &pb.CreateTreeRequest{
 		Start: &pb.CreateTreeRequest_Image{Image: r.image}, WithSandbox: true, Labels: map[string]string{},
 		// Not its folder: the set-up runs with the defaults, too, and may have to make it.
-		Defaults: &pb.Defaults{User: r.start.User, Env: r.start.Env, LeaseNs: int64(r.lease())},
+		Defaults: &pb.Defaults{User: r.start.User, Env: r.start.Env, LeaseNs: int64(r.lease()), CapturePolicy: modes[r.mode]},
 	}
 	for name, value := range r.labels {
 		request.Labels[name] = value
@@ -181,7 +181,7 @@ func (r *replay) lease() time.Duration {
 func (r *replay) identity() string {
 	h := sha256.New()
 	start, _ := json.Marshal(r.start)
-	fmt.Fprintf(h, "%q %s %v\n", r.image, start, r.kept)
+	fmt.Fprintf(h, "%q %s %v %s\n", r.image, start, r.kept, r.mode)
 	for _, e := range r.file.Events {
 		call, _ := json.Marshal(e.Call)
 		fmt.Fprintf(h, "%v %q %q %q %s\n", e.Skip != "", e.Command, e.Keystrokes, e.Cwd, call)

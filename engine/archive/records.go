@@ -104,11 +104,16 @@ func TreeRecord(h *pb.ArchiveHeader) (tree.Tree, error) {
 	if err != nil {
 		return tree.Tree{}, err
 	}
+	capture, err := tree.CapturePolicyOf(int32(d.GetCapturePolicy()))
+	if err != nil {
+		return tree.Tree{}, err
+	}
 	return tree.Tree{
 		ID: ids.Tree(m.GetId()), Root: ids.Node(m.GetRootId()), Image: ids.Image(m.GetImage()), Labels: m.GetLabels(), CreatedAt: instant(m.GetCreatedAt()),
 		Defaults: tree.Defaults{
 			User: d.GetUser(), Cwd: d.GetCwd(), Env: d.GetEnv(), Lease: time.Duration(d.GetLeaseNs()), TurnDeadline: time.Duration(d.GetTurnDeadlineNs()),
-			Limits: tree.Limits{MemoryBytes: l.GetMemoryBytes(), Pids: l.GetPids(), CPUMillis: l.GetCpuMillis(), DiskBytes: l.GetDiskBytes(), Calls: calls},
+			Limits:  tree.Limits{MemoryBytes: l.GetMemoryBytes(), Pids: l.GetPids(), CPUMillis: l.GetCpuMillis(), DiskBytes: l.GetDiskBytes(), Calls: calls},
+			Capture: capture,
 		},
 	}, nil
 }
@@ -118,6 +123,6 @@ func DefaultsMessage(d tree.Defaults) *pb.Defaults {
 	return &pb.Defaults{
 		User: d.User, Cwd: d.Cwd, Env: d.Env, LeaseNs: int64(d.Lease), TurnDeadlineNs: int64(d.TurnDeadline),
 		Limits:     &pb.Limits{MemoryBytes: d.Limits.MemoryBytes, Pids: d.Limits.Pids, CpuMillis: d.Limits.CPUMillis, DiskBytes: d.Limits.DiskBytes},
-		AllowCalls: d.Limits.Calls.Names(),
+		AllowCalls: d.Limits.Calls.Names(), CapturePolicy: pb.CapturePolicy(d.Capture),
 	}
 }

@@ -30,6 +30,9 @@ func (s *Service) CreateTree(ctx context.Context, req *boxwoodv1.CreateTreeReque
 			User: d.GetUser(), Cwd: d.GetCwd(), Env: d.GetEnv(), Limits: asked,
 			Lease: time.Duration(d.GetLeaseNs()), TurnDeadline: time.Duration(d.GetTurnDeadlineNs()),
 		}
+		if n.Defaults.Capture, err = tree.CapturePolicyOf(int32(d.GetCapturePolicy())); err != nil {
+			return nil, err
+		}
 		if n.Defaults.Limits.Calls, err = seccomp.Parse(d.GetAllowCalls()); err != nil {
 			return nil, err
 		}

@@ -185,6 +185,8 @@ def test_busy_wait_waits(daemon: FakeDaemon, sandbox: boxwood.Sandbox, tmp_path:
     thread.join(20)
 
 
-def test_wrong_arguments_are_refused_here(sandbox: boxwood.Sandbox) -> None:
+def test_wrong_arguments_are_refused_here(client: boxwood.Client, sandbox: boxwood.Sandbox) -> None:
     with pytest.raises(boxwood.InvalidArgument, match="ack"):
         sandbox.run("true", ack="soon")  # type: ignore[arg-type]
+    with pytest.raises(boxwood.InvalidArgument, match="capture"):
+        client.create_tree(image="any", capture="sometimes")  # type: ignore[arg-type]

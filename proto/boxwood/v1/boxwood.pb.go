@@ -257,6 +257,68 @@ func (TurnStatus) EnumDescriptor() ([]byte, []int) {
 	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{3}
 }
 
+// Which turns of a tree are captured. Whatever it says, a node can be forked only if it has a
+// checkpoint that is exactly its state; one that has none is withheld, with the policy as its reason.
+type CapturePolicy int32
+
+const (
+	// Sparse.
+	CapturePolicy_CAPTURE_POLICY_UNSPECIFIED CapturePolicy = 0
+	// Those that changed something since the last capture; the others share its checkpoint.
+	CapturePolicy_CAPTURE_POLICY_SPARSE CapturePolicy = 1
+	// Each, changed or not, and all that runs is dumped anew: what sparse captures are measured against.
+	CapturePolicy_CAPTURE_POLICY_FULL CapturePolicy = 2
+	// As sparse, but processes are never saved: nodes beside which any run are withheld.
+	CapturePolicy_CAPTURE_POLICY_FILES CapturePolicy = 3
+	// None: nodes that aren't as the start is are withheld. Their verdicts are of all turns since the start.
+	CapturePolicy_CAPTURE_POLICY_UNCAPTURED CapturePolicy = 4
+)
+
+// Enum value maps for CapturePolicy.
+var (
+	CapturePolicy_name = map[int32]string{
+		0: "CAPTURE_POLICY_UNSPECIFIED",
+		1: "CAPTURE_POLICY_SPARSE",
+		2: "CAPTURE_POLICY_FULL",
+		3: "CAPTURE_POLICY_FILES",
+		4: "CAPTURE_POLICY_UNCAPTURED",
+	}
+	CapturePolicy_value = map[string]int32{
+		"CAPTURE_POLICY_UNSPECIFIED": 0,
+		"CAPTURE_POLICY_SPARSE":      1,
+		"CAPTURE_POLICY_FULL":        2,
+		"CAPTURE_POLICY_FILES":       3,
+		"CAPTURE_POLICY_UNCAPTURED":  4,
+	}
+)
+
+func (x CapturePolicy) Enum() *CapturePolicy {
+	p := new(CapturePolicy)
+	*p = x
+	return p
+}
+
+func (x CapturePolicy) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (CapturePolicy) Descriptor() protoreflect.EnumDescriptor {
+	return file_boxwood_v1_boxwood_proto_enumTypes[4].Descriptor()
+}
+
+func (CapturePolicy) Type() protoreflect.EnumType {
+	return &file_boxwood_v1_boxwood_proto_enumTypes[4]
+}
+
+func (x CapturePolicy) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use CapturePolicy.Descriptor instead.
+func (CapturePolicy) EnumDescriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{4}
+}
+
 type Ack int32
 
 const (
@@ -289,11 +351,11 @@ func (x Ack) String() string {
 }
 
 func (Ack) Descriptor() protoreflect.EnumDescriptor {
-	return file_boxwood_v1_boxwood_proto_enumTypes[4].Descriptor()
+	return file_boxwood_v1_boxwood_proto_enumTypes[5].Descriptor()
 }
 
 func (Ack) Type() protoreflect.EnumType {
-	return &file_boxwood_v1_boxwood_proto_enumTypes[4]
+	return &file_boxwood_v1_boxwood_proto_enumTypes[5]
 }
 
 func (x Ack) Number() protoreflect.EnumNumber {
@@ -302,7 +364,7 @@ func (x Ack) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Ack.Descriptor instead.
 func (Ack) EnumDescriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{4}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{5}
 }
 
 type SessionKind int32
@@ -335,11 +397,11 @@ func (x SessionKind) String() string {
 }
 
 func (SessionKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_boxwood_v1_boxwood_proto_enumTypes[5].Descriptor()
+	return file_boxwood_v1_boxwood_proto_enumTypes[6].Descriptor()
 }
 
 func (SessionKind) Type() protoreflect.EnumType {
-	return &file_boxwood_v1_boxwood_proto_enumTypes[5]
+	return &file_boxwood_v1_boxwood_proto_enumTypes[6]
 }
 
 func (x SessionKind) Number() protoreflect.EnumNumber {
@@ -348,7 +410,7 @@ func (x SessionKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SessionKind.Descriptor instead.
 func (SessionKind) EnumDescriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{5}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{6}
 }
 
 type Error_Origin int32
@@ -390,11 +452,11 @@ func (x Error_Origin) String() string {
 }
 
 func (Error_Origin) Descriptor() protoreflect.EnumDescriptor {
-	return file_boxwood_v1_boxwood_proto_enumTypes[6].Descriptor()
+	return file_boxwood_v1_boxwood_proto_enumTypes[7].Descriptor()
 }
 
 func (Error_Origin) Type() protoreflect.EnumType {
-	return &file_boxwood_v1_boxwood_proto_enumTypes[6]
+	return &file_boxwood_v1_boxwood_proto_enumTypes[7]
 }
 
 func (x Error_Origin) Number() protoreflect.EnumNumber {
@@ -468,11 +530,11 @@ func (x Effect_Kind) String() string {
 }
 
 func (Effect_Kind) Descriptor() protoreflect.EnumDescriptor {
-	return file_boxwood_v1_boxwood_proto_enumTypes[7].Descriptor()
+	return file_boxwood_v1_boxwood_proto_enumTypes[8].Descriptor()
 }
 
 func (Effect_Kind) Type() protoreflect.EnumType {
-	return &file_boxwood_v1_boxwood_proto_enumTypes[7]
+	return &file_boxwood_v1_boxwood_proto_enumTypes[8]
 }
 
 func (x Effect_Kind) Number() protoreflect.EnumNumber {
@@ -520,11 +582,11 @@ func (x Capability_State) String() string {
 }
 
 func (Capability_State) Descriptor() protoreflect.EnumDescriptor {
-	return file_boxwood_v1_boxwood_proto_enumTypes[8].Descriptor()
+	return file_boxwood_v1_boxwood_proto_enumTypes[9].Descriptor()
 }
 
 func (Capability_State) Type() protoreflect.EnumType {
-	return &file_boxwood_v1_boxwood_proto_enumTypes[8]
+	return &file_boxwood_v1_boxwood_proto_enumTypes[9]
 }
 
 func (x Capability_State) Number() protoreflect.EnumNumber {
@@ -576,11 +638,11 @@ func (x BackupRequest_Rule) String() string {
 }
 
 func (BackupRequest_Rule) Descriptor() protoreflect.EnumDescriptor {
-	return file_boxwood_v1_boxwood_proto_enumTypes[9].Descriptor()
+	return file_boxwood_v1_boxwood_proto_enumTypes[10].Descriptor()
 }
 
 func (BackupRequest_Rule) Type() protoreflect.EnumType {
-	return &file_boxwood_v1_boxwood_proto_enumTypes[9]
+	return &file_boxwood_v1_boxwood_proto_enumTypes[10]
 }
 
 func (x BackupRequest_Rule) Number() protoreflect.EnumNumber {
@@ -630,11 +692,11 @@ func (x ImportTreeStart_Dumps) String() string {
 }
 
 func (ImportTreeStart_Dumps) Descriptor() protoreflect.EnumDescriptor {
-	return file_boxwood_v1_boxwood_proto_enumTypes[10].Descriptor()
+	return file_boxwood_v1_boxwood_proto_enumTypes[11].Descriptor()
 }
 
 func (ImportTreeStart_Dumps) Type() protoreflect.EnumType {
-	return &file_boxwood_v1_boxwood_proto_enumTypes[10]
+	return &file_boxwood_v1_boxwood_proto_enumTypes[11]
 }
 
 func (x ImportTreeStart_Dumps) Number() protoreflect.EnumNumber {
@@ -2796,7 +2858,8 @@ type Defaults struct {
 	// Groups of system calls that sandboxes may make beyond the usual: "io_uring", "keyring",
 	// "userfaultfd", "perf", "namespaces". A tree that starts from a node with saved processes
 	// has to name the same as that node's.
-	AllowCalls    []string `protobuf:"bytes,7,rep,name=allow_calls,json=allowCalls,proto3" json:"allow_calls,omitempty"`
+	AllowCalls    []string      `protobuf:"bytes,7,rep,name=allow_calls,json=allowCalls,proto3" json:"allow_calls,omitempty"`
+	CapturePolicy CapturePolicy `protobuf:"varint,8,opt,name=capture_policy,json=capturePolicy,proto3,enum=boxwood.v1.CapturePolicy" json:"capture_policy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2878,6 +2941,13 @@ func (x *Defaults) GetAllowCalls() []string {
 		return x.AllowCalls
 	}
 	return nil
+}
+
+func (x *Defaults) GetCapturePolicy() CapturePolicy {
+	if x != nil {
+		return x.CapturePolicy
+	}
+	return CapturePolicy_CAPTURE_POLICY_UNSPECIFIED
 }
 
 type CreateTreeRequest struct {
@@ -9708,7 +9778,7 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\vFileToWrite\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x18\n" +
 	"\acontent\x18\x02 \x01(\fR\acontent\x12\x12\n" +
-	"\x04mode\x18\x03 \x01(\rR\x04mode\"\xab\x02\n" +
+	"\x04mode\x18\x03 \x01(\rR\x04mode\"\xed\x02\n" +
 	"\bDefaults\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12\x10\n" +
 	"\x03cwd\x18\x02 \x01(\tR\x03cwd\x12/\n" +
@@ -9717,7 +9787,8 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\blease_ns\x18\x05 \x01(\x03R\aleaseNs\x12(\n" +
 	"\x10turn_deadline_ns\x18\x06 \x01(\x03R\x0eturnDeadlineNs\x12\x1f\n" +
 	"\vallow_calls\x18\a \x03(\tR\n" +
-	"allowCalls\x1a6\n" +
+	"allowCalls\x12@\n" +
+	"\x0ecapture_policy\x18\b \x01(\x0e2\x19.boxwood.v1.CapturePolicyR\rcapturePolicy\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf8\x02\n" +
@@ -10288,7 +10359,13 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x15TURN_STATUS_COMPLETED\x10\x01\x12\x19\n" +
 	"\x15TURN_STATUS_TIMED_OUT\x10\x02\x12\x19\n" +
 	"\x15TURN_STATUS_CANCELLED\x10\x03\x12\x14\n" +
-	"\x10TURN_STATUS_LOST\x10\x04*)\n" +
+	"\x10TURN_STATUS_LOST\x10\x04*\x9c\x01\n" +
+	"\rCapturePolicy\x12\x1e\n" +
+	"\x1aCAPTURE_POLICY_UNSPECIFIED\x10\x00\x12\x19\n" +
+	"\x15CAPTURE_POLICY_SPARSE\x10\x01\x12\x17\n" +
+	"\x13CAPTURE_POLICY_FULL\x10\x02\x12\x18\n" +
+	"\x14CAPTURE_POLICY_FILES\x10\x03\x12\x1d\n" +
+	"\x19CAPTURE_POLICY_UNCAPTURED\x10\x04*)\n" +
 	"\x03Ack\x12\x10\n" +
 	"\fACK_RECORDED\x10\x00\x12\x10\n" +
 	"\fACK_CAPTURED\x10\x01*B\n" +
@@ -10359,355 +10436,357 @@ func file_boxwood_v1_boxwood_proto_rawDescGZIP() []byte {
 	return file_boxwood_v1_boxwood_proto_rawDescData
 }
 
-var file_boxwood_v1_boxwood_proto_enumTypes = make([]protoimpl.EnumInfo, 11)
+var file_boxwood_v1_boxwood_proto_enumTypes = make([]protoimpl.EnumInfo, 12)
 var file_boxwood_v1_boxwood_proto_msgTypes = make([]protoimpl.MessageInfo, 141)
 var file_boxwood_v1_boxwood_proto_goTypes = []any{
 	(Verdict)(0),                   // 0: boxwood.v1.Verdict
 	(CaptureStatus)(0),             // 1: boxwood.v1.CaptureStatus
 	(ProcessKind)(0),               // 2: boxwood.v1.ProcessKind
 	(TurnStatus)(0),                // 3: boxwood.v1.TurnStatus
-	(Ack)(0),                       // 4: boxwood.v1.Ack
-	(SessionKind)(0),               // 5: boxwood.v1.SessionKind
-	(Error_Origin)(0),              // 6: boxwood.v1.Error.Origin
-	(Effect_Kind)(0),               // 7: boxwood.v1.Effect.Kind
-	(Capability_State)(0),          // 8: boxwood.v1.Capability.State
-	(BackupRequest_Rule)(0),        // 9: boxwood.v1.BackupRequest.Rule
-	(ImportTreeStart_Dumps)(0),     // 10: boxwood.v1.ImportTreeStart.Dumps
-	(*Error)(nil),                  // 11: boxwood.v1.Error
-	(*Effect)(nil),                 // 12: boxwood.v1.Effect
-	(*Observation)(nil),            // 13: boxwood.v1.Observation
-	(*Action)(nil),                 // 14: boxwood.v1.Action
-	(*Node)(nil),                   // 15: boxwood.v1.Node
-	(*Limits)(nil),                 // 16: boxwood.v1.Limits
-	(*Sandbox)(nil),                // 17: boxwood.v1.Sandbox
-	(*Tree)(nil),                   // 18: boxwood.v1.Tree
-	(*Image)(nil),                  // 19: boxwood.v1.Image
-	(*GetInfoRequest)(nil),         // 20: boxwood.v1.GetInfoRequest
-	(*Capability)(nil),             // 21: boxwood.v1.Capability
-	(*GetInfoResponse)(nil),        // 22: boxwood.v1.GetInfoResponse
-	(*Queue)(nil),                  // 23: boxwood.v1.Queue
-	(*HostLoad)(nil),               // 24: boxwood.v1.HostLoad
-	(*ImportImageRequest)(nil),     // 25: boxwood.v1.ImportImageRequest
-	(*ImportImageEvent)(nil),       // 26: boxwood.v1.ImportImageEvent
-	(*ListImagesRequest)(nil),      // 27: boxwood.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),     // 28: boxwood.v1.ListImagesResponse
-	(*RemoveImageRequest)(nil),     // 29: boxwood.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),    // 30: boxwood.v1.RemoveImageResponse
-	(*SetupStep)(nil),              // 31: boxwood.v1.SetupStep
-	(*FileToWrite)(nil),            // 32: boxwood.v1.FileToWrite
-	(*Defaults)(nil),               // 33: boxwood.v1.Defaults
-	(*CreateTreeRequest)(nil),      // 34: boxwood.v1.CreateTreeRequest
-	(*CreateTreeResponse)(nil),     // 35: boxwood.v1.CreateTreeResponse
-	(*CloseTreeRequest)(nil),       // 36: boxwood.v1.CloseTreeRequest
-	(*CloseTreeResponse)(nil),      // 37: boxwood.v1.CloseTreeResponse
-	(*OpenTreeRequest)(nil),        // 38: boxwood.v1.OpenTreeRequest
-	(*OpenTreeResponse)(nil),       // 39: boxwood.v1.OpenTreeResponse
-	(*OpenRunRequest)(nil),         // 40: boxwood.v1.OpenRunRequest
-	(*OpenRunResponse)(nil),        // 41: boxwood.v1.OpenRunResponse
-	(*CloseRunRequest)(nil),        // 42: boxwood.v1.CloseRunRequest
-	(*CloseRunResponse)(nil),       // 43: boxwood.v1.CloseRunResponse
-	(*ListTreesRequest)(nil),       // 44: boxwood.v1.ListTreesRequest
-	(*ListTreesResponse)(nil),      // 45: boxwood.v1.ListTreesResponse
-	(*Command)(nil),                // 46: boxwood.v1.Command
-	(*RunTurnRequest)(nil),         // 47: boxwood.v1.RunTurnRequest
-	(*NodeInput)(nil),              // 48: boxwood.v1.NodeInput
-	(*TurnEvent)(nil),              // 49: boxwood.v1.TurnEvent
-	(*CommandResult)(nil),          // 50: boxwood.v1.CommandResult
-	(*Timings)(nil),                // 51: boxwood.v1.Timings
-	(*TurnResult)(nil),             // 52: boxwood.v1.TurnResult
-	(*BeginTurnRequest)(nil),       // 53: boxwood.v1.BeginTurnRequest
-	(*BeginTurnResponse)(nil),      // 54: boxwood.v1.BeginTurnResponse
-	(*ExecRequest)(nil),            // 55: boxwood.v1.ExecRequest
-	(*EndTurnRequest)(nil),         // 56: boxwood.v1.EndTurnRequest
-	(*Session)(nil),                // 57: boxwood.v1.Session
-	(*OpenSessionRequest)(nil),     // 58: boxwood.v1.OpenSessionRequest
-	(*OpenSessionResponse)(nil),    // 59: boxwood.v1.OpenSessionResponse
-	(*CloseSessionRequest)(nil),    // 60: boxwood.v1.CloseSessionRequest
-	(*CloseSessionResponse)(nil),   // 61: boxwood.v1.CloseSessionResponse
-	(*ListSessionsRequest)(nil),    // 62: boxwood.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),   // 63: boxwood.v1.ListSessionsResponse
-	(*InterruptRequest)(nil),       // 64: boxwood.v1.InterruptRequest
-	(*InterruptResponse)(nil),      // 65: boxwood.v1.InterruptResponse
-	(*CancelTurnRequest)(nil),      // 66: boxwood.v1.CancelTurnRequest
-	(*CancelTurnResponse)(nil),     // 67: boxwood.v1.CancelTurnResponse
-	(*ReadFileRequest)(nil),        // 68: boxwood.v1.ReadFileRequest
-	(*ReadFileResponse)(nil),       // 69: boxwood.v1.ReadFileResponse
-	(*WriteFileRequest)(nil),       // 70: boxwood.v1.WriteFileRequest
-	(*WriteFileResponse)(nil),      // 71: boxwood.v1.WriteFileResponse
-	(*UploadRequest)(nil),          // 72: boxwood.v1.UploadRequest
-	(*UploadStart)(nil),            // 73: boxwood.v1.UploadStart
-	(*UploadResponse)(nil),         // 74: boxwood.v1.UploadResponse
-	(*DownloadRequest)(nil),        // 75: boxwood.v1.DownloadRequest
-	(*DownloadResponse)(nil),       // 76: boxwood.v1.DownloadResponse
-	(*ForkRequest)(nil),            // 77: boxwood.v1.ForkRequest
-	(*ForkResult)(nil),             // 78: boxwood.v1.ForkResult
-	(*ReplayedTurn)(nil),           // 79: boxwood.v1.ReplayedTurn
-	(*ForkResults)(nil),            // 80: boxwood.v1.ForkResults
-	(*RollbackRequest)(nil),        // 81: boxwood.v1.RollbackRequest
-	(*RollbackResponse)(nil),       // 82: boxwood.v1.RollbackResponse
-	(*ReleaseRequest)(nil),         // 83: boxwood.v1.ReleaseRequest
-	(*ReleaseResponse)(nil),        // 84: boxwood.v1.ReleaseResponse
-	(*RenewRequest)(nil),           // 85: boxwood.v1.RenewRequest
-	(*RenewResponse)(nil),          // 86: boxwood.v1.RenewResponse
-	(*ListSandboxesRequest)(nil),   // 87: boxwood.v1.ListSandboxesRequest
-	(*ListSandboxesResponse)(nil),  // 88: boxwood.v1.ListSandboxesResponse
-	(*WaitCapturedRequest)(nil),    // 89: boxwood.v1.WaitCapturedRequest
-	(*WaitCapturedResponse)(nil),   // 90: boxwood.v1.WaitCapturedResponse
-	(*EvaluateRequest)(nil),        // 91: boxwood.v1.EvaluateRequest
-	(*Grader)(nil),                 // 92: boxwood.v1.Grader
-	(*EvaluateResponse)(nil),       // 93: boxwood.v1.EvaluateResponse
-	(*GetNodeRequest)(nil),         // 94: boxwood.v1.GetNodeRequest
-	(*ListNodesRequest)(nil),       // 95: boxwood.v1.ListNodesRequest
-	(*WatchTreeRequest)(nil),       // 96: boxwood.v1.WatchTreeRequest
-	(*TreeEvent)(nil),              // 97: boxwood.v1.TreeEvent
-	(*NodeAnnotation)(nil),         // 98: boxwood.v1.NodeAnnotation
-	(*AnnotateRequest)(nil),        // 99: boxwood.v1.AnnotateRequest
-	(*AnnotateResponse)(nil),       // 100: boxwood.v1.AnnotateResponse
-	(*BackupRequest)(nil),          // 101: boxwood.v1.BackupRequest
-	(*BackupResponse)(nil),         // 102: boxwood.v1.BackupResponse
-	(*GetPayloadRequest)(nil),      // 103: boxwood.v1.GetPayloadRequest
-	(*GetPayloadResponse)(nil),     // 104: boxwood.v1.GetPayloadResponse
-	(*PruneRequest)(nil),           // 105: boxwood.v1.PruneRequest
-	(*PruneResponse)(nil),          // 106: boxwood.v1.PruneResponse
-	(*PinRequest)(nil),             // 107: boxwood.v1.PinRequest
-	(*PinResponse)(nil),            // 108: boxwood.v1.PinResponse
-	(*UnpinRequest)(nil),           // 109: boxwood.v1.UnpinRequest
-	(*UnpinResponse)(nil),          // 110: boxwood.v1.UnpinResponse
-	(*ExportTreeRequest)(nil),      // 111: boxwood.v1.ExportTreeRequest
-	(*ExportTreeChunk)(nil),        // 112: boxwood.v1.ExportTreeChunk
-	(*ImportTreeRequest)(nil),      // 113: boxwood.v1.ImportTreeRequest
-	(*ImportTreeStart)(nil),        // 114: boxwood.v1.ImportTreeStart
-	(*ImportTreeResponse)(nil),     // 115: boxwood.v1.ImportTreeResponse
-	(*ArchiveHeader)(nil),          // 116: boxwood.v1.ArchiveHeader
-	(*ArchiveProcess)(nil),         // 117: boxwood.v1.ArchiveProcess
-	(*ArchiveNode)(nil),            // 118: boxwood.v1.ArchiveNode
-	(*ArchiveCheckpoint)(nil),      // 119: boxwood.v1.ArchiveCheckpoint
-	(*ArchiveEntry)(nil),           // 120: boxwood.v1.ArchiveEntry
-	(*ArchiveFile)(nil),            // 121: boxwood.v1.ArchiveFile
-	(*ArchiveData)(nil),            // 122: boxwood.v1.ArchiveData
-	(*ArchiveEnd)(nil),             // 123: boxwood.v1.ArchiveEnd
-	(*ExportStatsRequest)(nil),     // 124: boxwood.v1.ExportStatsRequest
-	(*ExportStatsChunk)(nil),       // 125: boxwood.v1.ExportStatsChunk
-	(*ListTablesRequest)(nil),      // 126: boxwood.v1.ListTablesRequest
-	(*Table)(nil),                  // 127: boxwood.v1.Table
-	(*Column)(nil),                 // 128: boxwood.v1.Column
-	(*ListTablesResponse)(nil),     // 129: boxwood.v1.ListTablesResponse
-	nil,                            // 130: boxwood.v1.Node.RewardsEntry
-	nil,                            // 131: boxwood.v1.Node.LabelsEntry
-	nil,                            // 132: boxwood.v1.Sandbox.LabelsEntry
-	nil,                            // 133: boxwood.v1.Tree.LabelsEntry
-	nil,                            // 134: boxwood.v1.Image.EnvEntry
-	nil,                            // 135: boxwood.v1.Defaults.EnvEntry
-	nil,                            // 136: boxwood.v1.CreateTreeRequest.LabelsEntry
-	nil,                            // 137: boxwood.v1.ListTreesRequest.LabelsEntry
-	nil,                            // 138: boxwood.v1.Command.EnvEntry
-	nil,                            // 139: boxwood.v1.Command.SecretEnvEntry
-	nil,                            // 140: boxwood.v1.NodeInput.LabelsEntry
-	nil,                            // 141: boxwood.v1.OpenSessionRequest.EnvEntry
-	nil,                            // 142: boxwood.v1.OpenSessionRequest.SecretEnvEntry
-	(*ForkRequest_Want)(nil),       // 143: boxwood.v1.ForkRequest.Want
-	nil,                            // 144: boxwood.v1.ForkRequest.LabelsEntry
-	nil,                            // 145: boxwood.v1.ForkRequest.SecretEnvEntry
-	nil,                            // 146: boxwood.v1.EvaluateResponse.RewardsEntry
-	nil,                            // 147: boxwood.v1.ListNodesRequest.LabelsEntry
-	nil,                            // 148: boxwood.v1.NodeAnnotation.RewardsEntry
-	nil,                            // 149: boxwood.v1.NodeAnnotation.LabelsEntry
-	(*BackupRequest_Item)(nil),     // 150: boxwood.v1.BackupRequest.Item
-	(*ArchiveEntry_Attribute)(nil), // 151: boxwood.v1.ArchiveEntry.Attribute
+	(CapturePolicy)(0),             // 4: boxwood.v1.CapturePolicy
+	(Ack)(0),                       // 5: boxwood.v1.Ack
+	(SessionKind)(0),               // 6: boxwood.v1.SessionKind
+	(Error_Origin)(0),              // 7: boxwood.v1.Error.Origin
+	(Effect_Kind)(0),               // 8: boxwood.v1.Effect.Kind
+	(Capability_State)(0),          // 9: boxwood.v1.Capability.State
+	(BackupRequest_Rule)(0),        // 10: boxwood.v1.BackupRequest.Rule
+	(ImportTreeStart_Dumps)(0),     // 11: boxwood.v1.ImportTreeStart.Dumps
+	(*Error)(nil),                  // 12: boxwood.v1.Error
+	(*Effect)(nil),                 // 13: boxwood.v1.Effect
+	(*Observation)(nil),            // 14: boxwood.v1.Observation
+	(*Action)(nil),                 // 15: boxwood.v1.Action
+	(*Node)(nil),                   // 16: boxwood.v1.Node
+	(*Limits)(nil),                 // 17: boxwood.v1.Limits
+	(*Sandbox)(nil),                // 18: boxwood.v1.Sandbox
+	(*Tree)(nil),                   // 19: boxwood.v1.Tree
+	(*Image)(nil),                  // 20: boxwood.v1.Image
+	(*GetInfoRequest)(nil),         // 21: boxwood.v1.GetInfoRequest
+	(*Capability)(nil),             // 22: boxwood.v1.Capability
+	(*GetInfoResponse)(nil),        // 23: boxwood.v1.GetInfoResponse
+	(*Queue)(nil),                  // 24: boxwood.v1.Queue
+	(*HostLoad)(nil),               // 25: boxwood.v1.HostLoad
+	(*ImportImageRequest)(nil),     // 26: boxwood.v1.ImportImageRequest
+	(*ImportImageEvent)(nil),       // 27: boxwood.v1.ImportImageEvent
+	(*ListImagesRequest)(nil),      // 28: boxwood.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),     // 29: boxwood.v1.ListImagesResponse
+	(*RemoveImageRequest)(nil),     // 30: boxwood.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),    // 31: boxwood.v1.RemoveImageResponse
+	(*SetupStep)(nil),              // 32: boxwood.v1.SetupStep
+	(*FileToWrite)(nil),            // 33: boxwood.v1.FileToWrite
+	(*Defaults)(nil),               // 34: boxwood.v1.Defaults
+	(*CreateTreeRequest)(nil),      // 35: boxwood.v1.CreateTreeRequest
+	(*CreateTreeResponse)(nil),     // 36: boxwood.v1.CreateTreeResponse
+	(*CloseTreeRequest)(nil),       // 37: boxwood.v1.CloseTreeRequest
+	(*CloseTreeResponse)(nil),      // 38: boxwood.v1.CloseTreeResponse
+	(*OpenTreeRequest)(nil),        // 39: boxwood.v1.OpenTreeRequest
+	(*OpenTreeResponse)(nil),       // 40: boxwood.v1.OpenTreeResponse
+	(*OpenRunRequest)(nil),         // 41: boxwood.v1.OpenRunRequest
+	(*OpenRunResponse)(nil),        // 42: boxwood.v1.OpenRunResponse
+	(*CloseRunRequest)(nil),        // 43: boxwood.v1.CloseRunRequest
+	(*CloseRunResponse)(nil),       // 44: boxwood.v1.CloseRunResponse
+	(*ListTreesRequest)(nil),       // 45: boxwood.v1.ListTreesRequest
+	(*ListTreesResponse)(nil),      // 46: boxwood.v1.ListTreesResponse
+	(*Command)(nil),                // 47: boxwood.v1.Command
+	(*RunTurnRequest)(nil),         // 48: boxwood.v1.RunTurnRequest
+	(*NodeInput)(nil),              // 49: boxwood.v1.NodeInput
+	(*TurnEvent)(nil),              // 50: boxwood.v1.TurnEvent
+	(*CommandResult)(nil),          // 51: boxwood.v1.CommandResult
+	(*Timings)(nil),                // 52: boxwood.v1.Timings
+	(*TurnResult)(nil),             // 53: boxwood.v1.TurnResult
+	(*BeginTurnRequest)(nil),       // 54: boxwood.v1.BeginTurnRequest
+	(*BeginTurnResponse)(nil),      // 55: boxwood.v1.BeginTurnResponse
+	(*ExecRequest)(nil),            // 56: boxwood.v1.ExecRequest
+	(*EndTurnRequest)(nil),         // 57: boxwood.v1.EndTurnRequest
+	(*Session)(nil),                // 58: boxwood.v1.Session
+	(*OpenSessionRequest)(nil),     // 59: boxwood.v1.OpenSessionRequest
+	(*OpenSessionResponse)(nil),    // 60: boxwood.v1.OpenSessionResponse
+	(*CloseSessionRequest)(nil),    // 61: boxwood.v1.CloseSessionRequest
+	(*CloseSessionResponse)(nil),   // 62: boxwood.v1.CloseSessionResponse
+	(*ListSessionsRequest)(nil),    // 63: boxwood.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),   // 64: boxwood.v1.ListSessionsResponse
+	(*InterruptRequest)(nil),       // 65: boxwood.v1.InterruptRequest
+	(*InterruptResponse)(nil),      // 66: boxwood.v1.InterruptResponse
+	(*CancelTurnRequest)(nil),      // 67: boxwood.v1.CancelTurnRequest
+	(*CancelTurnResponse)(nil),     // 68: boxwood.v1.CancelTurnResponse
+	(*ReadFileRequest)(nil),        // 69: boxwood.v1.ReadFileRequest
+	(*ReadFileResponse)(nil),       // 70: boxwood.v1.ReadFileResponse
+	(*WriteFileRequest)(nil),       // 71: boxwood.v1.WriteFileRequest
+	(*WriteFileResponse)(nil),      // 72: boxwood.v1.WriteFileResponse
+	(*UploadRequest)(nil),          // 73: boxwood.v1.UploadRequest
+	(*UploadStart)(nil),            // 74: boxwood.v1.UploadStart
+	(*UploadResponse)(nil),         // 75: boxwood.v1.UploadResponse
+	(*DownloadRequest)(nil),        // 76: boxwood.v1.DownloadRequest
+	(*DownloadResponse)(nil),       // 77: boxwood.v1.DownloadResponse
+	(*ForkRequest)(nil),            // 78: boxwood.v1.ForkRequest
+	(*ForkResult)(nil),             // 79: boxwood.v1.ForkResult
+	(*ReplayedTurn)(nil),           // 80: boxwood.v1.ReplayedTurn
+	(*ForkResults)(nil),            // 81: boxwood.v1.ForkResults
+	(*RollbackRequest)(nil),        // 82: boxwood.v1.RollbackRequest
+	(*RollbackResponse)(nil),       // 83: boxwood.v1.RollbackResponse
+	(*ReleaseRequest)(nil),         // 84: boxwood.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),        // 85: boxwood.v1.ReleaseResponse
+	(*RenewRequest)(nil),           // 86: boxwood.v1.RenewRequest
+	(*RenewResponse)(nil),          // 87: boxwood.v1.RenewResponse
+	(*ListSandboxesRequest)(nil),   // 88: boxwood.v1.ListSandboxesRequest
+	(*ListSandboxesResponse)(nil),  // 89: boxwood.v1.ListSandboxesResponse
+	(*WaitCapturedRequest)(nil),    // 90: boxwood.v1.WaitCapturedRequest
+	(*WaitCapturedResponse)(nil),   // 91: boxwood.v1.WaitCapturedResponse
+	(*EvaluateRequest)(nil),        // 92: boxwood.v1.EvaluateRequest
+	(*Grader)(nil),                 // 93: boxwood.v1.Grader
+	(*EvaluateResponse)(nil),       // 94: boxwood.v1.EvaluateResponse
+	(*GetNodeRequest)(nil),         // 95: boxwood.v1.GetNodeRequest
+	(*ListNodesRequest)(nil),       // 96: boxwood.v1.ListNodesRequest
+	(*WatchTreeRequest)(nil),       // 97: boxwood.v1.WatchTreeRequest
+	(*TreeEvent)(nil),              // 98: boxwood.v1.TreeEvent
+	(*NodeAnnotation)(nil),         // 99: boxwood.v1.NodeAnnotation
+	(*AnnotateRequest)(nil),        // 100: boxwood.v1.AnnotateRequest
+	(*AnnotateResponse)(nil),       // 101: boxwood.v1.AnnotateResponse
+	(*BackupRequest)(nil),          // 102: boxwood.v1.BackupRequest
+	(*BackupResponse)(nil),         // 103: boxwood.v1.BackupResponse
+	(*GetPayloadRequest)(nil),      // 104: boxwood.v1.GetPayloadRequest
+	(*GetPayloadResponse)(nil),     // 105: boxwood.v1.GetPayloadResponse
+	(*PruneRequest)(nil),           // 106: boxwood.v1.PruneRequest
+	(*PruneResponse)(nil),          // 107: boxwood.v1.PruneResponse
+	(*PinRequest)(nil),             // 108: boxwood.v1.PinRequest
+	(*PinResponse)(nil),            // 109: boxwood.v1.PinResponse
+	(*UnpinRequest)(nil),           // 110: boxwood.v1.UnpinRequest
+	(*UnpinResponse)(nil),          // 111: boxwood.v1.UnpinResponse
+	(*ExportTreeRequest)(nil),      // 112: boxwood.v1.ExportTreeRequest
+	(*ExportTreeChunk)(nil),        // 113: boxwood.v1.ExportTreeChunk
+	(*ImportTreeRequest)(nil),      // 114: boxwood.v1.ImportTreeRequest
+	(*ImportTreeStart)(nil),        // 115: boxwood.v1.ImportTreeStart
+	(*ImportTreeResponse)(nil),     // 116: boxwood.v1.ImportTreeResponse
+	(*ArchiveHeader)(nil),          // 117: boxwood.v1.ArchiveHeader
+	(*ArchiveProcess)(nil),         // 118: boxwood.v1.ArchiveProcess
+	(*ArchiveNode)(nil),            // 119: boxwood.v1.ArchiveNode
+	(*ArchiveCheckpoint)(nil),      // 120: boxwood.v1.ArchiveCheckpoint
+	(*ArchiveEntry)(nil),           // 121: boxwood.v1.ArchiveEntry
+	(*ArchiveFile)(nil),            // 122: boxwood.v1.ArchiveFile
+	(*ArchiveData)(nil),            // 123: boxwood.v1.ArchiveData
+	(*ArchiveEnd)(nil),             // 124: boxwood.v1.ArchiveEnd
+	(*ExportStatsRequest)(nil),     // 125: boxwood.v1.ExportStatsRequest
+	(*ExportStatsChunk)(nil),       // 126: boxwood.v1.ExportStatsChunk
+	(*ListTablesRequest)(nil),      // 127: boxwood.v1.ListTablesRequest
+	(*Table)(nil),                  // 128: boxwood.v1.Table
+	(*Column)(nil),                 // 129: boxwood.v1.Column
+	(*ListTablesResponse)(nil),     // 130: boxwood.v1.ListTablesResponse
+	nil,                            // 131: boxwood.v1.Node.RewardsEntry
+	nil,                            // 132: boxwood.v1.Node.LabelsEntry
+	nil,                            // 133: boxwood.v1.Sandbox.LabelsEntry
+	nil,                            // 134: boxwood.v1.Tree.LabelsEntry
+	nil,                            // 135: boxwood.v1.Image.EnvEntry
+	nil,                            // 136: boxwood.v1.Defaults.EnvEntry
+	nil,                            // 137: boxwood.v1.CreateTreeRequest.LabelsEntry
+	nil,                            // 138: boxwood.v1.ListTreesRequest.LabelsEntry
+	nil,                            // 139: boxwood.v1.Command.EnvEntry
+	nil,                            // 140: boxwood.v1.Command.SecretEnvEntry
+	nil,                            // 141: boxwood.v1.NodeInput.LabelsEntry
+	nil,                            // 142: boxwood.v1.OpenSessionRequest.EnvEntry
+	nil,                            // 143: boxwood.v1.OpenSessionRequest.SecretEnvEntry
+	(*ForkRequest_Want)(nil),       // 144: boxwood.v1.ForkRequest.Want
+	nil,                            // 145: boxwood.v1.ForkRequest.LabelsEntry
+	nil,                            // 146: boxwood.v1.ForkRequest.SecretEnvEntry
+	nil,                            // 147: boxwood.v1.EvaluateResponse.RewardsEntry
+	nil,                            // 148: boxwood.v1.ListNodesRequest.LabelsEntry
+	nil,                            // 149: boxwood.v1.NodeAnnotation.RewardsEntry
+	nil,                            // 150: boxwood.v1.NodeAnnotation.LabelsEntry
+	(*BackupRequest_Item)(nil),     // 151: boxwood.v1.BackupRequest.Item
+	(*ArchiveEntry_Attribute)(nil), // 152: boxwood.v1.ArchiveEntry.Attribute
 }
 var file_boxwood_v1_boxwood_proto_depIdxs = []int32{
-	6,   // 0: boxwood.v1.Error.origin:type_name -> boxwood.v1.Error.Origin
-	7,   // 1: boxwood.v1.Effect.kind:type_name -> boxwood.v1.Effect.Kind
-	14,  // 2: boxwood.v1.Node.action:type_name -> boxwood.v1.Action
-	13,  // 3: boxwood.v1.Node.observation:type_name -> boxwood.v1.Observation
+	7,   // 0: boxwood.v1.Error.origin:type_name -> boxwood.v1.Error.Origin
+	8,   // 1: boxwood.v1.Effect.kind:type_name -> boxwood.v1.Effect.Kind
+	15,  // 2: boxwood.v1.Node.action:type_name -> boxwood.v1.Action
+	14,  // 3: boxwood.v1.Node.observation:type_name -> boxwood.v1.Observation
 	3,   // 4: boxwood.v1.Node.turn_status:type_name -> boxwood.v1.TurnStatus
 	0,   // 5: boxwood.v1.Node.verdict:type_name -> boxwood.v1.Verdict
-	12,  // 6: boxwood.v1.Node.effects:type_name -> boxwood.v1.Effect
+	13,  // 6: boxwood.v1.Node.effects:type_name -> boxwood.v1.Effect
 	2,   // 7: boxwood.v1.Node.process_kind:type_name -> boxwood.v1.ProcessKind
 	1,   // 8: boxwood.v1.Node.capture:type_name -> boxwood.v1.CaptureStatus
-	130, // 9: boxwood.v1.Node.rewards:type_name -> boxwood.v1.Node.RewardsEntry
-	131, // 10: boxwood.v1.Node.labels:type_name -> boxwood.v1.Node.LabelsEntry
-	132, // 11: boxwood.v1.Sandbox.labels:type_name -> boxwood.v1.Sandbox.LabelsEntry
-	133, // 12: boxwood.v1.Tree.labels:type_name -> boxwood.v1.Tree.LabelsEntry
-	134, // 13: boxwood.v1.Image.env:type_name -> boxwood.v1.Image.EnvEntry
-	8,   // 14: boxwood.v1.Capability.state:type_name -> boxwood.v1.Capability.State
-	21,  // 15: boxwood.v1.GetInfoResponse.capabilities:type_name -> boxwood.v1.Capability
-	16,  // 16: boxwood.v1.GetInfoResponse.default_limits:type_name -> boxwood.v1.Limits
-	23,  // 17: boxwood.v1.GetInfoResponse.queues:type_name -> boxwood.v1.Queue
-	24,  // 18: boxwood.v1.GetInfoResponse.host:type_name -> boxwood.v1.HostLoad
-	19,  // 19: boxwood.v1.ImportImageEvent.image:type_name -> boxwood.v1.Image
-	19,  // 20: boxwood.v1.ListImagesResponse.images:type_name -> boxwood.v1.Image
-	32,  // 21: boxwood.v1.SetupStep.file:type_name -> boxwood.v1.FileToWrite
-	135, // 22: boxwood.v1.Defaults.env:type_name -> boxwood.v1.Defaults.EnvEntry
-	16,  // 23: boxwood.v1.Defaults.limits:type_name -> boxwood.v1.Limits
-	31,  // 24: boxwood.v1.CreateTreeRequest.setup:type_name -> boxwood.v1.SetupStep
-	33,  // 25: boxwood.v1.CreateTreeRequest.defaults:type_name -> boxwood.v1.Defaults
-	136, // 26: boxwood.v1.CreateTreeRequest.labels:type_name -> boxwood.v1.CreateTreeRequest.LabelsEntry
-	18,  // 27: boxwood.v1.CreateTreeResponse.tree:type_name -> boxwood.v1.Tree
-	15,  // 28: boxwood.v1.CreateTreeResponse.root:type_name -> boxwood.v1.Node
-	17,  // 29: boxwood.v1.CreateTreeResponse.sandbox:type_name -> boxwood.v1.Sandbox
-	18,  // 30: boxwood.v1.OpenTreeResponse.tree:type_name -> boxwood.v1.Tree
-	17,  // 31: boxwood.v1.OpenRunResponse.adopted:type_name -> boxwood.v1.Sandbox
-	137, // 32: boxwood.v1.ListTreesRequest.labels:type_name -> boxwood.v1.ListTreesRequest.LabelsEntry
-	18,  // 33: boxwood.v1.ListTreesResponse.trees:type_name -> boxwood.v1.Tree
-	138, // 34: boxwood.v1.Command.env:type_name -> boxwood.v1.Command.EnvEntry
-	139, // 35: boxwood.v1.Command.secret_env:type_name -> boxwood.v1.Command.SecretEnvEntry
-	46,  // 36: boxwood.v1.RunTurnRequest.command:type_name -> boxwood.v1.Command
-	4,   // 37: boxwood.v1.RunTurnRequest.ack:type_name -> boxwood.v1.Ack
-	48,  // 38: boxwood.v1.RunTurnRequest.node:type_name -> boxwood.v1.NodeInput
-	140, // 39: boxwood.v1.NodeInput.labels:type_name -> boxwood.v1.NodeInput.LabelsEntry
-	50,  // 40: boxwood.v1.TurnEvent.command:type_name -> boxwood.v1.CommandResult
-	52,  // 41: boxwood.v1.TurnEvent.result:type_name -> boxwood.v1.TurnResult
-	13,  // 42: boxwood.v1.CommandResult.observation:type_name -> boxwood.v1.Observation
-	3,   // 43: boxwood.v1.CommandResult.status:type_name -> boxwood.v1.TurnStatus
-	15,  // 44: boxwood.v1.TurnResult.node:type_name -> boxwood.v1.Node
-	51,  // 45: boxwood.v1.TurnResult.timings:type_name -> boxwood.v1.Timings
-	46,  // 46: boxwood.v1.ExecRequest.command:type_name -> boxwood.v1.Command
-	48,  // 47: boxwood.v1.EndTurnRequest.node:type_name -> boxwood.v1.NodeInput
-	4,   // 48: boxwood.v1.EndTurnRequest.ack:type_name -> boxwood.v1.Ack
-	5,   // 49: boxwood.v1.Session.kind:type_name -> boxwood.v1.SessionKind
-	5,   // 50: boxwood.v1.OpenSessionRequest.kind:type_name -> boxwood.v1.SessionKind
-	141, // 51: boxwood.v1.OpenSessionRequest.env:type_name -> boxwood.v1.OpenSessionRequest.EnvEntry
-	142, // 52: boxwood.v1.OpenSessionRequest.secret_env:type_name -> boxwood.v1.OpenSessionRequest.SecretEnvEntry
-	57,  // 53: boxwood.v1.OpenSessionResponse.session:type_name -> boxwood.v1.Session
-	52,  // 54: boxwood.v1.OpenSessionResponse.result:type_name -> boxwood.v1.TurnResult
-	52,  // 55: boxwood.v1.CloseSessionResponse.result:type_name -> boxwood.v1.TurnResult
-	57,  // 56: boxwood.v1.ListSessionsResponse.sessions:type_name -> boxwood.v1.Session
-	52,  // 57: boxwood.v1.WriteFileResponse.result:type_name -> boxwood.v1.TurnResult
-	73,  // 58: boxwood.v1.UploadRequest.start:type_name -> boxwood.v1.UploadStart
-	52,  // 59: boxwood.v1.UploadResponse.result:type_name -> boxwood.v1.TurnResult
-	143, // 60: boxwood.v1.ForkRequest.wants:type_name -> boxwood.v1.ForkRequest.Want
-	144, // 61: boxwood.v1.ForkRequest.labels:type_name -> boxwood.v1.ForkRequest.LabelsEntry
-	16,  // 62: boxwood.v1.ForkRequest.limits:type_name -> boxwood.v1.Limits
-	145, // 63: boxwood.v1.ForkRequest.secret_env:type_name -> boxwood.v1.ForkRequest.SecretEnvEntry
-	17,  // 64: boxwood.v1.ForkResult.sandbox:type_name -> boxwood.v1.Sandbox
-	11,  // 65: boxwood.v1.ForkResult.error:type_name -> boxwood.v1.Error
-	79,  // 66: boxwood.v1.ForkResult.replayed:type_name -> boxwood.v1.ReplayedTurn
-	78,  // 67: boxwood.v1.ForkResults.results:type_name -> boxwood.v1.ForkResult
-	17,  // 68: boxwood.v1.RollbackResponse.sandbox:type_name -> boxwood.v1.Sandbox
-	17,  // 69: boxwood.v1.RenewResponse.sandboxes:type_name -> boxwood.v1.Sandbox
-	17,  // 70: boxwood.v1.ListSandboxesResponse.sandboxes:type_name -> boxwood.v1.Sandbox
-	15,  // 71: boxwood.v1.WaitCapturedResponse.nodes:type_name -> boxwood.v1.Node
-	92,  // 72: boxwood.v1.EvaluateRequest.grader:type_name -> boxwood.v1.Grader
-	32,  // 73: boxwood.v1.Grader.files:type_name -> boxwood.v1.FileToWrite
-	46,  // 74: boxwood.v1.Grader.command:type_name -> boxwood.v1.Command
-	16,  // 75: boxwood.v1.Grader.limits:type_name -> boxwood.v1.Limits
-	146, // 76: boxwood.v1.EvaluateResponse.rewards:type_name -> boxwood.v1.EvaluateResponse.RewardsEntry
-	13,  // 77: boxwood.v1.EvaluateResponse.observation:type_name -> boxwood.v1.Observation
-	3,   // 78: boxwood.v1.EvaluateResponse.status:type_name -> boxwood.v1.TurnStatus
-	1,   // 79: boxwood.v1.ListNodesRequest.capture:type_name -> boxwood.v1.CaptureStatus
-	0,   // 80: boxwood.v1.ListNodesRequest.verdict:type_name -> boxwood.v1.Verdict
-	147, // 81: boxwood.v1.ListNodesRequest.labels:type_name -> boxwood.v1.ListNodesRequest.LabelsEntry
-	15,  // 82: boxwood.v1.TreeEvent.node:type_name -> boxwood.v1.Node
-	18,  // 83: boxwood.v1.TreeEvent.tree:type_name -> boxwood.v1.Tree
-	148, // 84: boxwood.v1.NodeAnnotation.rewards:type_name -> boxwood.v1.NodeAnnotation.RewardsEntry
-	149, // 85: boxwood.v1.NodeAnnotation.labels:type_name -> boxwood.v1.NodeAnnotation.LabelsEntry
-	98,  // 86: boxwood.v1.AnnotateRequest.annotations:type_name -> boxwood.v1.NodeAnnotation
-	150, // 87: boxwood.v1.BackupRequest.items:type_name -> boxwood.v1.BackupRequest.Item
-	9,   // 88: boxwood.v1.BackupRequest.rule:type_name -> boxwood.v1.BackupRequest.Rule
-	114, // 89: boxwood.v1.ImportTreeRequest.start:type_name -> boxwood.v1.ImportTreeStart
-	10,  // 90: boxwood.v1.ImportTreeStart.dumps:type_name -> boxwood.v1.ImportTreeStart.Dumps
-	18,  // 91: boxwood.v1.ImportTreeResponse.tree:type_name -> boxwood.v1.Tree
-	18,  // 92: boxwood.v1.ArchiveHeader.tree:type_name -> boxwood.v1.Tree
-	33,  // 93: boxwood.v1.ArchiveHeader.defaults:type_name -> boxwood.v1.Defaults
-	117, // 94: boxwood.v1.ArchiveHeader.processes:type_name -> boxwood.v1.ArchiveProcess
-	2,   // 95: boxwood.v1.ArchiveProcess.kind:type_name -> boxwood.v1.ProcessKind
-	15,  // 96: boxwood.v1.ArchiveNode.node:type_name -> boxwood.v1.Node
-	51,  // 97: boxwood.v1.ArchiveNode.timings:type_name -> boxwood.v1.Timings
-	151, // 98: boxwood.v1.ArchiveEntry.attributes:type_name -> boxwood.v1.ArchiveEntry.Attribute
-	128, // 99: boxwood.v1.Table.columns:type_name -> boxwood.v1.Column
-	127, // 100: boxwood.v1.ListTablesResponse.tables:type_name -> boxwood.v1.Table
-	20,  // 101: boxwood.v1.Boxwood.GetInfo:input_type -> boxwood.v1.GetInfoRequest
-	25,  // 102: boxwood.v1.Boxwood.ImportImage:input_type -> boxwood.v1.ImportImageRequest
-	27,  // 103: boxwood.v1.Boxwood.ListImages:input_type -> boxwood.v1.ListImagesRequest
-	29,  // 104: boxwood.v1.Boxwood.RemoveImage:input_type -> boxwood.v1.RemoveImageRequest
-	34,  // 105: boxwood.v1.Boxwood.CreateTree:input_type -> boxwood.v1.CreateTreeRequest
-	36,  // 106: boxwood.v1.Boxwood.CloseTree:input_type -> boxwood.v1.CloseTreeRequest
-	38,  // 107: boxwood.v1.Boxwood.OpenTree:input_type -> boxwood.v1.OpenTreeRequest
-	44,  // 108: boxwood.v1.Boxwood.ListTrees:input_type -> boxwood.v1.ListTreesRequest
-	40,  // 109: boxwood.v1.Boxwood.OpenRun:input_type -> boxwood.v1.OpenRunRequest
-	42,  // 110: boxwood.v1.Boxwood.CloseRun:input_type -> boxwood.v1.CloseRunRequest
-	47,  // 111: boxwood.v1.Boxwood.RunTurn:input_type -> boxwood.v1.RunTurnRequest
-	53,  // 112: boxwood.v1.Boxwood.BeginTurn:input_type -> boxwood.v1.BeginTurnRequest
-	55,  // 113: boxwood.v1.Boxwood.Exec:input_type -> boxwood.v1.ExecRequest
-	56,  // 114: boxwood.v1.Boxwood.EndTurn:input_type -> boxwood.v1.EndTurnRequest
-	58,  // 115: boxwood.v1.Boxwood.OpenSession:input_type -> boxwood.v1.OpenSessionRequest
-	60,  // 116: boxwood.v1.Boxwood.CloseSession:input_type -> boxwood.v1.CloseSessionRequest
-	62,  // 117: boxwood.v1.Boxwood.ListSessions:input_type -> boxwood.v1.ListSessionsRequest
-	64,  // 118: boxwood.v1.Boxwood.Interrupt:input_type -> boxwood.v1.InterruptRequest
-	66,  // 119: boxwood.v1.Boxwood.CancelTurn:input_type -> boxwood.v1.CancelTurnRequest
-	68,  // 120: boxwood.v1.Boxwood.ReadFile:input_type -> boxwood.v1.ReadFileRequest
-	70,  // 121: boxwood.v1.Boxwood.WriteFile:input_type -> boxwood.v1.WriteFileRequest
-	72,  // 122: boxwood.v1.Boxwood.Upload:input_type -> boxwood.v1.UploadRequest
-	75,  // 123: boxwood.v1.Boxwood.Download:input_type -> boxwood.v1.DownloadRequest
-	77,  // 124: boxwood.v1.Boxwood.Fork:input_type -> boxwood.v1.ForkRequest
-	81,  // 125: boxwood.v1.Boxwood.Rollback:input_type -> boxwood.v1.RollbackRequest
-	83,  // 126: boxwood.v1.Boxwood.Release:input_type -> boxwood.v1.ReleaseRequest
-	85,  // 127: boxwood.v1.Boxwood.Renew:input_type -> boxwood.v1.RenewRequest
-	87,  // 128: boxwood.v1.Boxwood.ListSandboxes:input_type -> boxwood.v1.ListSandboxesRequest
-	89,  // 129: boxwood.v1.Boxwood.WaitCaptured:input_type -> boxwood.v1.WaitCapturedRequest
-	91,  // 130: boxwood.v1.Boxwood.Evaluate:input_type -> boxwood.v1.EvaluateRequest
-	94,  // 131: boxwood.v1.Boxwood.GetNode:input_type -> boxwood.v1.GetNodeRequest
-	95,  // 132: boxwood.v1.Boxwood.ListNodes:input_type -> boxwood.v1.ListNodesRequest
-	96,  // 133: boxwood.v1.Boxwood.WatchTree:input_type -> boxwood.v1.WatchTreeRequest
-	99,  // 134: boxwood.v1.Boxwood.Annotate:input_type -> boxwood.v1.AnnotateRequest
-	101, // 135: boxwood.v1.Boxwood.Backup:input_type -> boxwood.v1.BackupRequest
-	103, // 136: boxwood.v1.Boxwood.GetPayload:input_type -> boxwood.v1.GetPayloadRequest
-	105, // 137: boxwood.v1.Boxwood.Prune:input_type -> boxwood.v1.PruneRequest
-	107, // 138: boxwood.v1.Boxwood.Pin:input_type -> boxwood.v1.PinRequest
-	109, // 139: boxwood.v1.Boxwood.Unpin:input_type -> boxwood.v1.UnpinRequest
-	111, // 140: boxwood.v1.Boxwood.ExportTree:input_type -> boxwood.v1.ExportTreeRequest
-	113, // 141: boxwood.v1.Boxwood.ImportTree:input_type -> boxwood.v1.ImportTreeRequest
-	124, // 142: boxwood.v1.Boxwood.ExportStats:input_type -> boxwood.v1.ExportStatsRequest
-	126, // 143: boxwood.v1.Boxwood.ListTables:input_type -> boxwood.v1.ListTablesRequest
-	22,  // 144: boxwood.v1.Boxwood.GetInfo:output_type -> boxwood.v1.GetInfoResponse
-	26,  // 145: boxwood.v1.Boxwood.ImportImage:output_type -> boxwood.v1.ImportImageEvent
-	28,  // 146: boxwood.v1.Boxwood.ListImages:output_type -> boxwood.v1.ListImagesResponse
-	30,  // 147: boxwood.v1.Boxwood.RemoveImage:output_type -> boxwood.v1.RemoveImageResponse
-	35,  // 148: boxwood.v1.Boxwood.CreateTree:output_type -> boxwood.v1.CreateTreeResponse
-	37,  // 149: boxwood.v1.Boxwood.CloseTree:output_type -> boxwood.v1.CloseTreeResponse
-	39,  // 150: boxwood.v1.Boxwood.OpenTree:output_type -> boxwood.v1.OpenTreeResponse
-	45,  // 151: boxwood.v1.Boxwood.ListTrees:output_type -> boxwood.v1.ListTreesResponse
-	41,  // 152: boxwood.v1.Boxwood.OpenRun:output_type -> boxwood.v1.OpenRunResponse
-	43,  // 153: boxwood.v1.Boxwood.CloseRun:output_type -> boxwood.v1.CloseRunResponse
-	49,  // 154: boxwood.v1.Boxwood.RunTurn:output_type -> boxwood.v1.TurnEvent
-	54,  // 155: boxwood.v1.Boxwood.BeginTurn:output_type -> boxwood.v1.BeginTurnResponse
-	49,  // 156: boxwood.v1.Boxwood.Exec:output_type -> boxwood.v1.TurnEvent
-	52,  // 157: boxwood.v1.Boxwood.EndTurn:output_type -> boxwood.v1.TurnResult
-	59,  // 158: boxwood.v1.Boxwood.OpenSession:output_type -> boxwood.v1.OpenSessionResponse
-	61,  // 159: boxwood.v1.Boxwood.CloseSession:output_type -> boxwood.v1.CloseSessionResponse
-	63,  // 160: boxwood.v1.Boxwood.ListSessions:output_type -> boxwood.v1.ListSessionsResponse
-	65,  // 161: boxwood.v1.Boxwood.Interrupt:output_type -> boxwood.v1.InterruptResponse
-	67,  // 162: boxwood.v1.Boxwood.CancelTurn:output_type -> boxwood.v1.CancelTurnResponse
-	69,  // 163: boxwood.v1.Boxwood.ReadFile:output_type -> boxwood.v1.ReadFileResponse
-	71,  // 164: boxwood.v1.Boxwood.WriteFile:output_type -> boxwood.v1.WriteFileResponse
-	74,  // 165: boxwood.v1.Boxwood.Upload:output_type -> boxwood.v1.UploadResponse
-	76,  // 166: boxwood.v1.Boxwood.Download:output_type -> boxwood.v1.DownloadResponse
-	78,  // 167: boxwood.v1.Boxwood.Fork:output_type -> boxwood.v1.ForkResult
-	82,  // 168: boxwood.v1.Boxwood.Rollback:output_type -> boxwood.v1.RollbackResponse
-	84,  // 169: boxwood.v1.Boxwood.Release:output_type -> boxwood.v1.ReleaseResponse
-	86,  // 170: boxwood.v1.Boxwood.Renew:output_type -> boxwood.v1.RenewResponse
-	88,  // 171: boxwood.v1.Boxwood.ListSandboxes:output_type -> boxwood.v1.ListSandboxesResponse
-	90,  // 172: boxwood.v1.Boxwood.WaitCaptured:output_type -> boxwood.v1.WaitCapturedResponse
-	93,  // 173: boxwood.v1.Boxwood.Evaluate:output_type -> boxwood.v1.EvaluateResponse
-	15,  // 174: boxwood.v1.Boxwood.GetNode:output_type -> boxwood.v1.Node
-	15,  // 175: boxwood.v1.Boxwood.ListNodes:output_type -> boxwood.v1.Node
-	97,  // 176: boxwood.v1.Boxwood.WatchTree:output_type -> boxwood.v1.TreeEvent
-	100, // 177: boxwood.v1.Boxwood.Annotate:output_type -> boxwood.v1.AnnotateResponse
-	102, // 178: boxwood.v1.Boxwood.Backup:output_type -> boxwood.v1.BackupResponse
-	104, // 179: boxwood.v1.Boxwood.GetPayload:output_type -> boxwood.v1.GetPayloadResponse
-	106, // 180: boxwood.v1.Boxwood.Prune:output_type -> boxwood.v1.PruneResponse
-	108, // 181: boxwood.v1.Boxwood.Pin:output_type -> boxwood.v1.PinResponse
-	110, // 182: boxwood.v1.Boxwood.Unpin:output_type -> boxwood.v1.UnpinResponse
-	112, // 183: boxwood.v1.Boxwood.ExportTree:output_type -> boxwood.v1.ExportTreeChunk
-	115, // 184: boxwood.v1.Boxwood.ImportTree:output_type -> boxwood.v1.ImportTreeResponse
-	125, // 185: boxwood.v1.Boxwood.ExportStats:output_type -> boxwood.v1.ExportStatsChunk
-	129, // 186: boxwood.v1.Boxwood.ListTables:output_type -> boxwood.v1.ListTablesResponse
-	144, // [144:187] is the sub-list for method output_type
-	101, // [101:144] is the sub-list for method input_type
-	101, // [101:101] is the sub-list for extension type_name
-	101, // [101:101] is the sub-list for extension extendee
-	0,   // [0:101] is the sub-list for field type_name
+	131, // 9: boxwood.v1.Node.rewards:type_name -> boxwood.v1.Node.RewardsEntry
+	132, // 10: boxwood.v1.Node.labels:type_name -> boxwood.v1.Node.LabelsEntry
+	133, // 11: boxwood.v1.Sandbox.labels:type_name -> boxwood.v1.Sandbox.LabelsEntry
+	134, // 12: boxwood.v1.Tree.labels:type_name -> boxwood.v1.Tree.LabelsEntry
+	135, // 13: boxwood.v1.Image.env:type_name -> boxwood.v1.Image.EnvEntry
+	9,   // 14: boxwood.v1.Capability.state:type_name -> boxwood.v1.Capability.State
+	22,  // 15: boxwood.v1.GetInfoResponse.capabilities:type_name -> boxwood.v1.Capability
+	17,  // 16: boxwood.v1.GetInfoResponse.default_limits:type_name -> boxwood.v1.Limits
+	24,  // 17: boxwood.v1.GetInfoResponse.queues:type_name -> boxwood.v1.Queue
+	25,  // 18: boxwood.v1.GetInfoResponse.host:type_name -> boxwood.v1.HostLoad
+	20,  // 19: boxwood.v1.ImportImageEvent.image:type_name -> boxwood.v1.Image
+	20,  // 20: boxwood.v1.ListImagesResponse.images:type_name -> boxwood.v1.Image
+	33,  // 21: boxwood.v1.SetupStep.file:type_name -> boxwood.v1.FileToWrite
+	136, // 22: boxwood.v1.Defaults.env:type_name -> boxwood.v1.Defaults.EnvEntry
+	17,  // 23: boxwood.v1.Defaults.limits:type_name -> boxwood.v1.Limits
+	4,   // 24: boxwood.v1.Defaults.capture_policy:type_name -> boxwood.v1.CapturePolicy
+	32,  // 25: boxwood.v1.CreateTreeRequest.setup:type_name -> boxwood.v1.SetupStep
+	34,  // 26: boxwood.v1.CreateTreeRequest.defaults:type_name -> boxwood.v1.Defaults
+	137, // 27: boxwood.v1.CreateTreeRequest.labels:type_name -> boxwood.v1.CreateTreeRequest.LabelsEntry
+	19,  // 28: boxwood.v1.CreateTreeResponse.tree:type_name -> boxwood.v1.Tree
+	16,  // 29: boxwood.v1.CreateTreeResponse.root:type_name -> boxwood.v1.Node
+	18,  // 30: boxwood.v1.CreateTreeResponse.sandbox:type_name -> boxwood.v1.Sandbox
+	19,  // 31: boxwood.v1.OpenTreeResponse.tree:type_name -> boxwood.v1.Tree
+	18,  // 32: boxwood.v1.OpenRunResponse.adopted:type_name -> boxwood.v1.Sandbox
+	138, // 33: boxwood.v1.ListTreesRequest.labels:type_name -> boxwood.v1.ListTreesRequest.LabelsEntry
+	19,  // 34: boxwood.v1.ListTreesResponse.trees:type_name -> boxwood.v1.Tree
+	139, // 35: boxwood.v1.Command.env:type_name -> boxwood.v1.Command.EnvEntry
+	140, // 36: boxwood.v1.Command.secret_env:type_name -> boxwood.v1.Command.SecretEnvEntry
+	47,  // 37: boxwood.v1.RunTurnRequest.command:type_name -> boxwood.v1.Command
+	5,   // 38: boxwood.v1.RunTurnRequest.ack:type_name -> boxwood.v1.Ack
+	49,  // 39: boxwood.v1.RunTurnRequest.node:type_name -> boxwood.v1.NodeInput
+	141, // 40: boxwood.v1.NodeInput.labels:type_name -> boxwood.v1.NodeInput.LabelsEntry
+	51,  // 41: boxwood.v1.TurnEvent.command:type_name -> boxwood.v1.CommandResult
+	53,  // 42: boxwood.v1.TurnEvent.result:type_name -> boxwood.v1.TurnResult
+	14,  // 43: boxwood.v1.CommandResult.observation:type_name -> boxwood.v1.Observation
+	3,   // 44: boxwood.v1.CommandResult.status:type_name -> boxwood.v1.TurnStatus
+	16,  // 45: boxwood.v1.TurnResult.node:type_name -> boxwood.v1.Node
+	52,  // 46: boxwood.v1.TurnResult.timings:type_name -> boxwood.v1.Timings
+	47,  // 47: boxwood.v1.ExecRequest.command:type_name -> boxwood.v1.Command
+	49,  // 48: boxwood.v1.EndTurnRequest.node:type_name -> boxwood.v1.NodeInput
+	5,   // 49: boxwood.v1.EndTurnRequest.ack:type_name -> boxwood.v1.Ack
+	6,   // 50: boxwood.v1.Session.kind:type_name -> boxwood.v1.SessionKind
+	6,   // 51: boxwood.v1.OpenSessionRequest.kind:type_name -> boxwood.v1.SessionKind
+	142, // 52: boxwood.v1.OpenSessionRequest.env:type_name -> boxwood.v1.OpenSessionRequest.EnvEntry
+	143, // 53: boxwood.v1.OpenSessionRequest.secret_env:type_name -> boxwood.v1.OpenSessionRequest.SecretEnvEntry
+	58,  // 54: boxwood.v1.OpenSessionResponse.session:type_name -> boxwood.v1.Session
+	53,  // 55: boxwood.v1.OpenSessionResponse.result:type_name -> boxwood.v1.TurnResult
+	53,  // 56: boxwood.v1.CloseSessionResponse.result:type_name -> boxwood.v1.TurnResult
+	58,  // 57: boxwood.v1.ListSessionsResponse.sessions:type_name -> boxwood.v1.Session
+	53,  // 58: boxwood.v1.WriteFileResponse.result:type_name -> boxwood.v1.TurnResult
+	74,  // 59: boxwood.v1.UploadRequest.start:type_name -> boxwood.v1.UploadStart
+	53,  // 60: boxwood.v1.UploadResponse.result:type_name -> boxwood.v1.TurnResult
+	144, // 61: boxwood.v1.ForkRequest.wants:type_name -> boxwood.v1.ForkRequest.Want
+	145, // 62: boxwood.v1.ForkRequest.labels:type_name -> boxwood.v1.ForkRequest.LabelsEntry
+	17,  // 63: boxwood.v1.ForkRequest.limits:type_name -> boxwood.v1.Limits
+	146, // 64: boxwood.v1.ForkRequest.secret_env:type_name -> boxwood.v1.ForkRequest.SecretEnvEntry
+	18,  // 65: boxwood.v1.ForkResult.sandbox:type_name -> boxwood.v1.Sandbox
+	12,  // 66: boxwood.v1.ForkResult.error:type_name -> boxwood.v1.Error
+	80,  // 67: boxwood.v1.ForkResult.replayed:type_name -> boxwood.v1.ReplayedTurn
+	79,  // 68: boxwood.v1.ForkResults.results:type_name -> boxwood.v1.ForkResult
+	18,  // 69: boxwood.v1.RollbackResponse.sandbox:type_name -> boxwood.v1.Sandbox
+	18,  // 70: boxwood.v1.RenewResponse.sandboxes:type_name -> boxwood.v1.Sandbox
+	18,  // 71: boxwood.v1.ListSandboxesResponse.sandboxes:type_name -> boxwood.v1.Sandbox
+	16,  // 72: boxwood.v1.WaitCapturedResponse.nodes:type_name -> boxwood.v1.Node
+	93,  // 73: boxwood.v1.EvaluateRequest.grader:type_name -> boxwood.v1.Grader
+	33,  // 74: boxwood.v1.Grader.files:type_name -> boxwood.v1.FileToWrite
+	47,  // 75: boxwood.v1.Grader.command:type_name -> boxwood.v1.Command
+	17,  // 76: boxwood.v1.Grader.limits:type_name -> boxwood.v1.Limits
+	147, // 77: boxwood.v1.EvaluateResponse.rewards:type_name -> boxwood.v1.EvaluateResponse.RewardsEntry
+	14,  // 78: boxwood.v1.EvaluateResponse.observation:type_name -> boxwood.v1.Observation
+	3,   // 79: boxwood.v1.EvaluateResponse.status:type_name -> boxwood.v1.TurnStatus
+	1,   // 80: boxwood.v1.ListNodesRequest.capture:type_name -> boxwood.v1.CaptureStatus
+	0,   // 81: boxwood.v1.ListNodesRequest.verdict:type_name -> boxwood.v1.Verdict
+	148, // 82: boxwood.v1.ListNodesRequest.labels:type_name -> boxwood.v1.ListNodesRequest.LabelsEntry
+	16,  // 83: boxwood.v1.TreeEvent.node:type_name -> boxwood.v1.Node
+	19,  // 84: boxwood.v1.TreeEvent.tree:type_name -> boxwood.v1.Tree
+	149, // 85: boxwood.v1.NodeAnnotation.rewards:type_name -> boxwood.v1.NodeAnnotation.RewardsEntry
+	150, // 86: boxwood.v1.NodeAnnotation.labels:type_name -> boxwood.v1.NodeAnnotation.LabelsEntry
+	99,  // 87: boxwood.v1.AnnotateRequest.annotations:type_name -> boxwood.v1.NodeAnnotation
+	151, // 88: boxwood.v1.BackupRequest.items:type_name -> boxwood.v1.BackupRequest.Item
+	10,  // 89: boxwood.v1.BackupRequest.rule:type_name -> boxwood.v1.BackupRequest.Rule
+	115, // 90: boxwood.v1.ImportTreeRequest.start:type_name -> boxwood.v1.ImportTreeStart
+	11,  // 91: boxwood.v1.ImportTreeStart.dumps:type_name -> boxwood.v1.ImportTreeStart.Dumps
+	19,  // 92: boxwood.v1.ImportTreeResponse.tree:type_name -> boxwood.v1.Tree
+	19,  // 93: boxwood.v1.ArchiveHeader.tree:type_name -> boxwood.v1.Tree
+	34,  // 94: boxwood.v1.ArchiveHeader.defaults:type_name -> boxwood.v1.Defaults
+	118, // 95: boxwood.v1.ArchiveHeader.processes:type_name -> boxwood.v1.ArchiveProcess
+	2,   // 96: boxwood.v1.ArchiveProcess.kind:type_name -> boxwood.v1.ProcessKind
+	16,  // 97: boxwood.v1.ArchiveNode.node:type_name -> boxwood.v1.Node
+	52,  // 98: boxwood.v1.ArchiveNode.timings:type_name -> boxwood.v1.Timings
+	152, // 99: boxwood.v1.ArchiveEntry.attributes:type_name -> boxwood.v1.ArchiveEntry.Attribute
+	129, // 100: boxwood.v1.Table.columns:type_name -> boxwood.v1.Column
+	128, // 101: boxwood.v1.ListTablesResponse.tables:type_name -> boxwood.v1.Table
+	21,  // 102: boxwood.v1.Boxwood.GetInfo:input_type -> boxwood.v1.GetInfoRequest
+	26,  // 103: boxwood.v1.Boxwood.ImportImage:input_type -> boxwood.v1.ImportImageRequest
+	28,  // 104: boxwood.v1.Boxwood.ListImages:input_type -> boxwood.v1.ListImagesRequest
+	30,  // 105: boxwood.v1.Boxwood.RemoveImage:input_type -> boxwood.v1.RemoveImageRequest
+	35,  // 106: boxwood.v1.Boxwood.CreateTree:input_type -> boxwood.v1.CreateTreeRequest
+	37,  // 107: boxwood.v1.Boxwood.CloseTree:input_type -> boxwood.v1.CloseTreeRequest
+	39,  // 108: boxwood.v1.Boxwood.OpenTree:input_type -> boxwood.v1.OpenTreeRequest
+	45,  // 109: boxwood.v1.Boxwood.ListTrees:input_type -> boxwood.v1.ListTreesRequest
+	41,  // 110: boxwood.v1.Boxwood.OpenRun:input_type -> boxwood.v1.OpenRunRequest
+	43,  // 111: boxwood.v1.Boxwood.CloseRun:input_type -> boxwood.v1.CloseRunRequest
+	48,  // 112: boxwood.v1.Boxwood.RunTurn:input_type -> boxwood.v1.RunTurnRequest
+	54,  // 113: boxwood.v1.Boxwood.BeginTurn:input_type -> boxwood.v1.BeginTurnRequest
+	56,  // 114: boxwood.v1.Boxwood.Exec:input_type -> boxwood.v1.ExecRequest
+	57,  // 115: boxwood.v1.Boxwood.EndTurn:input_type -> boxwood.v1.EndTurnRequest
+	59,  // 116: boxwood.v1.Boxwood.OpenSession:input_type -> boxwood.v1.OpenSessionRequest
+	61,  // 117: boxwood.v1.Boxwood.CloseSession:input_type -> boxwood.v1.CloseSessionRequest
+	63,  // 118: boxwood.v1.Boxwood.ListSessions:input_type -> boxwood.v1.ListSessionsRequest
+	65,  // 119: boxwood.v1.Boxwood.Interrupt:input_type -> boxwood.v1.InterruptRequest
+	67,  // 120: boxwood.v1.Boxwood.CancelTurn:input_type -> boxwood.v1.CancelTurnRequest
+	69,  // 121: boxwood.v1.Boxwood.ReadFile:input_type -> boxwood.v1.ReadFileRequest
+	71,  // 122: boxwood.v1.Boxwood.WriteFile:input_type -> boxwood.v1.WriteFileRequest
+	73,  // 123: boxwood.v1.Boxwood.Upload:input_type -> boxwood.v1.UploadRequest
+	76,  // 124: boxwood.v1.Boxwood.Download:input_type -> boxwood.v1.DownloadRequest
+	78,  // 125: boxwood.v1.Boxwood.Fork:input_type -> boxwood.v1.ForkRequest
+	82,  // 126: boxwood.v1.Boxwood.Rollback:input_type -> boxwood.v1.RollbackRequest
+	84,  // 127: boxwood.v1.Boxwood.Release:input_type -> boxwood.v1.ReleaseRequest
+	86,  // 128: boxwood.v1.Boxwood.Renew:input_type -> boxwood.v1.RenewRequest
+	88,  // 129: boxwood.v1.Boxwood.ListSandboxes:input_type -> boxwood.v1.ListSandboxesRequest
+	90,  // 130: boxwood.v1.Boxwood.WaitCaptured:input_type -> boxwood.v1.WaitCapturedRequest
+	92,  // 131: boxwood.v1.Boxwood.Evaluate:input_type -> boxwood.v1.EvaluateRequest
+	95,  // 132: boxwood.v1.Boxwood.GetNode:input_type -> boxwood.v1.GetNodeRequest
+	96,  // 133: boxwood.v1.Boxwood.ListNodes:input_type -> boxwood.v1.ListNodesRequest
+	97,  // 134: boxwood.v1.Boxwood.WatchTree:input_type -> boxwood.v1.WatchTreeRequest
+	100, // 135: boxwood.v1.Boxwood.Annotate:input_type -> boxwood.v1.AnnotateRequest
+	102, // 136: boxwood.v1.Boxwood.Backup:input_type -> boxwood.v1.BackupRequest
+	104, // 137: boxwood.v1.Boxwood.GetPayload:input_type -> boxwood.v1.GetPayloadRequest
+	106, // 138: boxwood.v1.Boxwood.Prune:input_type -> boxwood.v1.PruneRequest
+	108, // 139: boxwood.v1.Boxwood.Pin:input_type -> boxwood.v1.PinRequest
+	110, // 140: boxwood.v1.Boxwood.Unpin:input_type -> boxwood.v1.UnpinRequest
+	112, // 141: boxwood.v1.Boxwood.ExportTree:input_type -> boxwood.v1.ExportTreeRequest
+	114, // 142: boxwood.v1.Boxwood.ImportTree:input_type -> boxwood.v1.ImportTreeRequest
+	125, // 143: boxwood.v1.Boxwood.ExportStats:input_type -> boxwood.v1.ExportStatsRequest
+	127, // 144: boxwood.v1.Boxwood.ListTables:input_type -> boxwood.v1.ListTablesRequest
+	23,  // 145: boxwood.v1.Boxwood.GetInfo:output_type -> boxwood.v1.GetInfoResponse
+	27,  // 146: boxwood.v1.Boxwood.ImportImage:output_type -> boxwood.v1.ImportImageEvent
+	29,  // 147: boxwood.v1.Boxwood.ListImages:output_type -> boxwood.v1.ListImagesResponse
+	31,  // 148: boxwood.v1.Boxwood.RemoveImage:output_type -> boxwood.v1.RemoveImageResponse
+	36,  // 149: boxwood.v1.Boxwood.CreateTree:output_type -> boxwood.v1.CreateTreeResponse
+	38,  // 150: boxwood.v1.Boxwood.CloseTree:output_type -> boxwood.v1.CloseTreeResponse
+	40,  // 151: boxwood.v1.Boxwood.OpenTree:output_type -> boxwood.v1.OpenTreeResponse
+	46,  // 152: boxwood.v1.Boxwood.ListTrees:output_type -> boxwood.v1.ListTreesResponse
+	42,  // 153: boxwood.v1.Boxwood.OpenRun:output_type -> boxwood.v1.OpenRunResponse
+	44,  // 154: boxwood.v1.Boxwood.CloseRun:output_type -> boxwood.v1.CloseRunResponse
+	50,  // 155: boxwood.v1.Boxwood.RunTurn:output_type -> boxwood.v1.TurnEvent
+	55,  // 156: boxwood.v1.Boxwood.BeginTurn:output_type -> boxwood.v1.BeginTurnResponse
+	50,  // 157: boxwood.v1.Boxwood.Exec:output_type -> boxwood.v1.TurnEvent
+	53,  // 158: boxwood.v1.Boxwood.EndTurn:output_type -> boxwood.v1.TurnResult
+	60,  // 159: boxwood.v1.Boxwood.OpenSession:output_type -> boxwood.v1.OpenSessionResponse
+	62,  // 160: boxwood.v1.Boxwood.CloseSession:output_type -> boxwood.v1.CloseSessionResponse
+	64,  // 161: boxwood.v1.Boxwood.ListSessions:output_type -> boxwood.v1.ListSessionsResponse
+	66,  // 162: boxwood.v1.Boxwood.Interrupt:output_type -> boxwood.v1.InterruptResponse
+	68,  // 163: boxwood.v1.Boxwood.CancelTurn:output_type -> boxwood.v1.CancelTurnResponse
+	70,  // 164: boxwood.v1.Boxwood.ReadFile:output_type -> boxwood.v1.ReadFileResponse
+	72,  // 165: boxwood.v1.Boxwood.WriteFile:output_type -> boxwood.v1.WriteFileResponse
+	75,  // 166: boxwood.v1.Boxwood.Upload:output_type -> boxwood.v1.UploadResponse
+	77,  // 167: boxwood.v1.Boxwood.Download:output_type -> boxwood.v1.DownloadResponse
+	79,  // 168: boxwood.v1.Boxwood.Fork:output_type -> boxwood.v1.ForkResult
+	83,  // 169: boxwood.v1.Boxwood.Rollback:output_type -> boxwood.v1.RollbackResponse
+	85,  // 170: boxwood.v1.Boxwood.Release:output_type -> boxwood.v1.ReleaseResponse
+	87,  // 171: boxwood.v1.Boxwood.Renew:output_type -> boxwood.v1.RenewResponse
+	89,  // 172: boxwood.v1.Boxwood.ListSandboxes:output_type -> boxwood.v1.ListSandboxesResponse
+	91,  // 173: boxwood.v1.Boxwood.WaitCaptured:output_type -> boxwood.v1.WaitCapturedResponse
+	94,  // 174: boxwood.v1.Boxwood.Evaluate:output_type -> boxwood.v1.EvaluateResponse
+	16,  // 175: boxwood.v1.Boxwood.GetNode:output_type -> boxwood.v1.Node
+	16,  // 176: boxwood.v1.Boxwood.ListNodes:output_type -> boxwood.v1.Node
+	98,  // 177: boxwood.v1.Boxwood.WatchTree:output_type -> boxwood.v1.TreeEvent
+	101, // 178: boxwood.v1.Boxwood.Annotate:output_type -> boxwood.v1.AnnotateResponse
+	103, // 179: boxwood.v1.Boxwood.Backup:output_type -> boxwood.v1.BackupResponse
+	105, // 180: boxwood.v1.Boxwood.GetPayload:output_type -> boxwood.v1.GetPayloadResponse
+	107, // 181: boxwood.v1.Boxwood.Prune:output_type -> boxwood.v1.PruneResponse
+	109, // 182: boxwood.v1.Boxwood.Pin:output_type -> boxwood.v1.PinResponse
+	111, // 183: boxwood.v1.Boxwood.Unpin:output_type -> boxwood.v1.UnpinResponse
+	113, // 184: boxwood.v1.Boxwood.ExportTree:output_type -> boxwood.v1.ExportTreeChunk
+	116, // 185: boxwood.v1.Boxwood.ImportTree:output_type -> boxwood.v1.ImportTreeResponse
+	126, // 186: boxwood.v1.Boxwood.ExportStats:output_type -> boxwood.v1.ExportStatsChunk
+	130, // 187: boxwood.v1.Boxwood.ListTables:output_type -> boxwood.v1.ListTablesResponse
+	145, // [145:188] is the sub-list for method output_type
+	102, // [102:145] is the sub-list for method input_type
+	102, // [102:102] is the sub-list for extension type_name
+	102, // [102:102] is the sub-list for extension extendee
+	0,   // [0:102] is the sub-list for field type_name
 }
 
 func init() { file_boxwood_v1_boxwood_proto_init() }
@@ -10760,7 +10839,7 @@ func file_boxwood_v1_boxwood_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_boxwood_v1_boxwood_proto_rawDesc), len(file_boxwood_v1_boxwood_proto_rawDesc)),
-			NumEnums:      11,
+			NumEnums:      12,
 			NumMessages:   141,
 			NumExtensions: 0,
 			NumServices:   1,

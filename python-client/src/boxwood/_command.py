@@ -10,6 +10,7 @@ from ._proto import boxwood_pb2 as pb
 
 Command: TypeAlias = "str | bytes | Sequence[str | bytes]"
 Ack = Literal["recorded", "captured"]
+CapturePolicy = Literal["sparse", "full", "files", "uncaptured"]
 OnOutput = Callable[[bytes], object]
 
 # A transfer's piece, and the most that one ReadFile or WriteFile takes.
@@ -61,6 +62,21 @@ def command_message(
     else:
         message.argv.extend(as_bytes(argument) for argument in command)
     return message
+
+
+_POLICIES = {
+    "sparse": pb.CAPTURE_POLICY_SPARSE,
+    "full": pb.CAPTURE_POLICY_FULL,
+    "files": pb.CAPTURE_POLICY_FILES,
+    "uncaptured": pb.CAPTURE_POLICY_UNCAPTURED,
+}
+
+
+def policy_message(capture: CapturePolicy) -> pb.CapturePolicy.ValueType:
+    """Writes which turns of a tree are captured."""
+    if capture not in _POLICIES:
+        raise errors.invalid(f'capture must be "sparse", "full", "files" or "uncaptured", not {capture!r}')
+    return _POLICIES[capture]
 
 
 def ack_message(ack: Ack) -> pb.Ack.ValueType:

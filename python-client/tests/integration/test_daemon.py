@@ -235,6 +235,14 @@ def test_setup_is_run_once(client: boxwood.Client, image: str) -> None:
         client.create_tree(image="boxwood-test/none:latest")
 
 
+def test_a_tree_that_is_not_captured(client: boxwood.Client, image: str) -> None:
+    with client.create_tree(image=image, capture="uncaptured") as tree:
+        node = tree.sandbox.run("echo x > /tmp/made").node
+        assert node.capture is CaptureStatus.WITHHELD
+        with pytest.raises(boxwood.FailedPrecondition, match="uncaptured"):
+            node.fork(1)
+
+
 def test_a_tree_from_a_node(client: boxwood.Client, sandbox: boxwood.Sandbox) -> None:
     node = sandbox.run("echo x > /tmp/made").node
     node.wait_captured()

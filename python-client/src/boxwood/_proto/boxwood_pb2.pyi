@@ -128,6 +128,40 @@ TURN_STATUS_LOST: TurnStatus.ValueType  # 4
 """pid 1 or the whole sandbox died in the turn; the sandbox is gone."""
 global___TurnStatus = TurnStatus
 
+class _CapturePolicy:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _CapturePolicyEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_CapturePolicy.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    CAPTURE_POLICY_UNSPECIFIED: _CapturePolicy.ValueType  # 0
+    """Sparse."""
+    CAPTURE_POLICY_SPARSE: _CapturePolicy.ValueType  # 1
+    """Those that changed something since the last capture; the others share its checkpoint."""
+    CAPTURE_POLICY_FULL: _CapturePolicy.ValueType  # 2
+    """Each, changed or not, and all that runs is dumped anew: what sparse captures are measured against."""
+    CAPTURE_POLICY_FILES: _CapturePolicy.ValueType  # 3
+    """As sparse, but processes are never saved: nodes beside which any run are withheld."""
+    CAPTURE_POLICY_UNCAPTURED: _CapturePolicy.ValueType  # 4
+    """None: nodes that aren't as the start is are withheld. Their verdicts are of all turns since the start."""
+
+class CapturePolicy(_CapturePolicy, metaclass=_CapturePolicyEnumTypeWrapper):
+    """Which turns of a tree are captured. Whatever it says, a node can be forked only if it has a
+    checkpoint that is exactly its state; one that has none is withheld, with the policy as its reason.
+    """
+
+CAPTURE_POLICY_UNSPECIFIED: CapturePolicy.ValueType  # 0
+"""Sparse."""
+CAPTURE_POLICY_SPARSE: CapturePolicy.ValueType  # 1
+"""Those that changed something since the last capture; the others share its checkpoint."""
+CAPTURE_POLICY_FULL: CapturePolicy.ValueType  # 2
+"""Each, changed or not, and all that runs is dumped anew: what sparse captures are measured against."""
+CAPTURE_POLICY_FILES: CapturePolicy.ValueType  # 3
+"""As sparse, but processes are never saved: nodes beside which any run are withheld."""
+CAPTURE_POLICY_UNCAPTURED: CapturePolicy.ValueType  # 4
+"""None: nodes that aren't as the start is are withheld. Their verdicts are of all turns since the start."""
+global___CapturePolicy = CapturePolicy
+
 class _Ack:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -1177,12 +1211,14 @@ class Defaults(google.protobuf.message.Message):
     LEASE_NS_FIELD_NUMBER: builtins.int
     TURN_DEADLINE_NS_FIELD_NUMBER: builtins.int
     ALLOW_CALLS_FIELD_NUMBER: builtins.int
+    CAPTURE_POLICY_FIELD_NUMBER: builtins.int
     user: builtins.str
     cwd: builtins.str
     lease_ns: builtins.int
     """How long a sandbox of this tree lives without a call."""
     turn_deadline_ns: builtins.int
     """The deadline of a turn that names none."""
+    capture_policy: global___CapturePolicy.ValueType
     @property
     def env(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
     @property
@@ -1204,9 +1240,10 @@ class Defaults(google.protobuf.message.Message):
         lease_ns: builtins.int = ...,
         turn_deadline_ns: builtins.int = ...,
         allow_calls: collections.abc.Iterable[builtins.str] | None = ...,
+        capture_policy: global___CapturePolicy.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["limits", b"limits"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allow_calls", b"allow_calls", "cwd", b"cwd", "env", b"env", "lease_ns", b"lease_ns", "limits", b"limits", "turn_deadline_ns", b"turn_deadline_ns", "user", b"user"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allow_calls", b"allow_calls", "capture_policy", b"capture_policy", "cwd", b"cwd", "env", b"env", "lease_ns", b"lease_ns", "limits", b"limits", "turn_deadline_ns", b"turn_deadline_ns", "user", b"user"]) -> None: ...
 
 global___Defaults = Defaults
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 from .. import _tar, _wire, errors, grading
 from .. import stats as _stats
 from .._channel import new_key, resolve
-from .._command import MARGIN, ns
+from .._command import MARGIN, CapturePolicy, ns, policy_message
 from .._proto import boxwood_pb2 as pb
 from ..errors import ForkError
 from ..grading import Evaluation, Grader
@@ -137,6 +137,7 @@ class Client:
         lease: float | None = None,
         turn_timeout: float | None = None,
         allow_calls: Iterable[str] = (),
+        capture: CapturePolicy = "sparse",
         labels: Mapping[str, str] | None = None,
         with_sandbox: bool = True,
         timeout: float = 600.0,
@@ -157,6 +158,9 @@ class Client:
             turn_timeout: Seconds that a turn may take which names no timeout.
             allow_calls: Groups of system calls that its sandboxes may make beyond the usual: "io_uring",
                 "keyring", "userfaultfd", "perf", "namespaces". What they open is in docs/SECURITY.md.
+            capture: Which turns are captured: "sparse", those that changed something; "full", each, with
+                another dump of all that runs, to measure against; "files", as sparse, but processes are
+                never saved; "uncaptured", none. Nodes that are left out are withheld.
             labels: Its labels.
             with_sandbox: Make a live sandbox at its root, `tree.sandbox`.
             timeout: Seconds for the call, set-up included.
@@ -178,6 +182,7 @@ class Client:
                 lease_ns=ns(lease),
                 turn_deadline_ns=ns(turn_timeout),
                 allow_calls=list(allow_calls),
+                capture_policy=policy_message(capture),
             ),
             labels=labels or {},
             with_sandbox=with_sandbox,

@@ -1,0 +1,5 @@
+//go:build sabotage_policy
+
+package engine
+
+const withholdsLeftOut = false
