@@ -429,6 +429,9 @@ func (e *Engine) materialise(ctx context.Context, b *birth) error {
 		err = e.runHooks(ctx, made, environment(b.point.tree.Defaults, made.gen, made.seed))
 	}
 	if err == nil {
+		err = alterChild(made.upper.Dir)
+	}
+	if err == nil {
 		b.rec.Commands = made.box.Commands()
 		err = e.writeBirth(made, b.rec)
 	}

@@ -31,7 +31,7 @@ type replayOptions struct {
 	speed                         float64
 	jobs                          int
 	labels                        map[string]string
-	keep, list                    bool
+	keep, list, verify            bool
 }
 
 // modes are the capture policies by name.
@@ -60,6 +60,7 @@ something failed, else 1 if a turn differed.`,
   boxwood replay --list runs/*.traj jobs/
   boxwood replay run.traj --image task:1 --start start.json --json
   boxwood replay jobs/ --image task:1 --jobs 8 --run monday
+  boxwood replay run.traj --mode full --verify
   boxwood replay old.jsonl --record new.jsonl`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -72,6 +73,8 @@ something failed, else 1 if a turn differed.`,
 				return usage(c, fmt.Errorf("--shell is fresh or kept, not %q", o.shell))
 			case modes[o.mode] == 0:
 				return usage(c, fmt.Errorf("--mode is sparse, full, files or uncaptured, not %q", o.mode))
+			case o.verify && o.name != "":
+				return usage(c, fmt.Errorf("--verify looks at each turn as it ends, and can't go on where another replay was: leave out --run"))
 			case strings.Contains(o.name, "/") || len(o.name) > 128:
 				return usage(c, fmt.Errorf("--run is a name of up to 128 bytes without a slash"))
 			}
@@ -89,6 +92,7 @@ something failed, else 1 if a turn differed.`,
 	c.Flags().IntVarP(&o.jobs, "jobs", "j", 1, "trajectories at a time")
 	c.Flags().StringToStringVar(&o.labels, "label", nil, "labels of the trees, NAME=VALUE")
 	c.Flags().BoolVar(&o.keep, "keep", false, "keep the sandboxes")
+	c.Flags().BoolVar(&o.verify, "verify", false, "look at the sandbox after each turn, from the host, and in the end hold a fork of each node against that (root)")
 	c.Flags().BoolVar(&o.list, "list", false, "don't run; say what would be, and count what can't be by reason")
 	c.Flags().BoolVar(&a.json, "json", false, "print one JSON object a line: each turn, then the summary")
 	return c
@@ -226,6 +230,9 @@ func (s *replays) one(ctx context.Context, i item) {
 		s.outcomes = append(s.outcomes, *result)
 		if result.Matched < result.Compared {
 			s.worst = max(s.worst, 1)
+		}
+		if v := result.Verified; v != nil && v.Failed+v.Different > 0 {
+			s.worst = failureStatus
 		}
 	}
 	s.mu.Unlock()

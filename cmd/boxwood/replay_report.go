@@ -66,6 +66,8 @@ type outcome struct {
 	Bytes   *int64 `json:"bytes"`
 
 	Skipped map[string]int `json:"skipped"`
+
+	Verified *verification `json:"verified,omitempty"`
 }
 
 func (o *outcome) add(other outcome) {
@@ -138,6 +140,9 @@ func (r *replay) finish(ctx context.Context) (*outcome, error) {
 	printCounts(r.out, "%d could not be run again: %s\n", o.Skipped)
 	if o.FirstDivergence > 0 {
 		fmt.Fprintf(r.out, "the first difference is at step %d: %s; verdicts after it are no evidence\n", o.FirstDivergence, printable.Line(o.Cause))
+	}
+	if o.Verified != nil {
+		o.Verified.print(r.out)
 	}
 	switch {
 	case o.MatchedPct == nil:

@@ -40,9 +40,11 @@ type replay struct {
 	kept bool
 
 	tree, sandbox string
+	generation    string
 	sessions      map[string]bool
 	tools         *agenttools.Tools
 	machine       machine
+	verifier      verifier
 
 	// Waits: when the last turn began, now and in the record, and when its keys
 	// have been waited for.
@@ -92,6 +94,11 @@ func (r *replay) run(ctx context.Context) error {
 			return fmt.Errorf("step %d: %w", r.file.Events[i].Step, err)
 		}
 	}
+	if r.verify {
+		if r.result.Verified, err = r.verified(ctx); err != nil {
+			return fmt.Errorf("verifying: %w", err)
+		}
+	}
 	return nil
 }
 
@@ -111,8 +118,11 @@ func (r *replay) begin(ctx context.Context) (from int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	r.tree, r.sandbox = made.Tree.GetId(), made.Sandbox.GetId()
-	return 0, r.title("")
+	r.tree, r.sandbox, r.generation = made.Tree.GetId(), made.Sandbox.GetId(), made.Sandbox.GetGeneration()
+	if err := r.title(""); err != nil {
+		return 0, err
+	}
+	return 0, r.reference(ctx, nil)
 }
 
 func (r *replay) title(how string) error {
@@ -225,6 +235,9 @@ func (r *replay) turn(ctx context.Context, i int) error {
 			WithHint("the turn may have killed its pid 1 or run out of memory; fork the node before it")
 	}
 	r.count(func() { r.turns++ })
+	if err := r.reference(ctx, result.Node); err != nil {
+		return err
+	}
 	return r.observed(e, o, result.Node, result.Timings.GetTotalNs(), unable, false)
 }
 
@@ -324,11 +337,13 @@ func (r *replay) open(ctx context.Context, name string) error {
 	if r.sessions[name] {
 		return nil
 	}
-	_, err := r.client.OpenSession(ctx, &pb.OpenSessionRequest{
+	opened, err := r.client.OpenSession(ctx, &pb.OpenSessionRequest{
 		SandboxId: r.sandbox, Name: name, Tty: name == terminalSession, Cwd: r.start.Cwd, User: r.start.User, Env: r.start.Env,
 	})
-	r.sessions[name] = err == nil
-	return err
+	if r.sessions[name] = err == nil; err != nil {
+		return err
+	}
+	return r.reference(ctx, opened.Result.GetNode())
 }
 
 // observed compares what a turn gave with its record, and prints it.
