@@ -86,7 +86,7 @@ type Config struct {
 	HookLimit time.Duration
 	// Limits of a sandbox whose tree names none.
 	Limits tree.Limits
-	// Captures that run at once: 2. that is where it begins: see adapting.
+	// Captures that run at once in the beginning (see adapting): 2.
 	Captures int
 	// Forks whose boxes are being made at once: 4. As Captures.
 	Forks int

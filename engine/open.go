@@ -47,17 +47,11 @@ func Open(ctx context.Context, o OpenOptions) (*Engine, error) {
 	if err := os.MkdirAll(o.StateDir, 0o700); err != nil {
 		return nil, fmt.Errorf("making the state folder: %w", err)
 	}
-	if o.RunDir == "" {
-		o.RunDir = chooseRunDir(o.StateDir)
-	}
 	if o.Zygotes == 0 {
 		o.Zygotes = 64 // a usual batch: each holds 0.25 MiB
 	}
 	if o.Cgroup == "" {
 		o.Cgroup = "boxwood"
-	}
-	if err := os.MkdirAll(o.RunDir, 0o700); err != nil {
-		return nil, fmt.Errorf("making the run folder: %w", err)
 	}
 	var p Parts
 	fail := func(err error) (*Engine, error) {
@@ -67,6 +61,18 @@ func Open(ctx context.Context, o OpenOptions) (*Engine, error) {
 	if p.Store, err = tree.Open(filepath.Join(o.StateDir, "tree"), tree.Options{}); err != nil {
 		return fail(fmt.Errorf("opening the tree store: %w", err))
 	}
+	// Not before the store, which one daemon has at a time.
+	if o.RunDir == "" {
+		o.RunDir = chooseRunDir(o.StateDir)
+	}
+	if err := os.MkdirAll(o.RunDir, 0o700); err != nil {
+		return fail(fmt.Errorf("making the run folder: %w", err))
+	}
+	defer func() {
+		if p.Boxes == nil {
+			_ = os.Remove(o.RunDir) // unless a former daemon's boxes live on
+		}
+	}()
 	unclean := pool.Check
 	if o.RebuildPool {
 		unclean = pool.Rebuild

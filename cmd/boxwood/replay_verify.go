@@ -453,7 +453,10 @@ func (r *replay) lookAtFork(ctx context.Context, node string) (*seen, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(children) != 1 || children[0].GetSandbox() == nil {
+	if len(children) != 1 {
+		return nil, fmt.Errorf("the daemon answered with %d children in place of one", len(children))
+	}
+	if children[0].GetSandbox() == nil {
 		return nil, fmt.Errorf("%s", children[0].GetMessage())
 	}
 	child := children[0].GetSandbox()

@@ -67,13 +67,7 @@ func Open(cfg Config) (*Host, error) {
 		return nil, fault.New(fault.Invalid, "bad_config", "the run folder %q must be an absolute path", cfg.RunDir)
 	}
 	h.control = filepath.Join(cfg.RunDir, controlFolder)
-	if err := os.MkdirAll(h.control, 0o711); err != nil {
-		return nil, fmt.Errorf("opening the run folder: %w", err)
-	}
 	var err error
-	if err := writeProgram(h.control); err != nil {
-		return nil, err
-	}
 	if h.root, err = cgroup.OpenRoot(cfg.CgroupRoot); err != nil {
 		return nil, err
 	}
@@ -86,8 +80,20 @@ func Open(cfg Config) (*Host, error) {
 	if err := h.lockGroup(); err != nil {
 		return nil, err
 	}
+	defer func() {
+		if !opened {
+			h.leave()
+			_ = os.Remove(h.control)
+		}
+	}()
+	// Not before the lock: what is there may be another daemon's.
+	if err := os.MkdirAll(h.control, 0o711); err != nil {
+		return nil, fmt.Errorf("opening the run folder: %w", err)
+	}
+	if err := writeProgram(h.control); err != nil {
+		return nil, err
+	}
 	if err := h.root.Confine(cfg.Share); err != nil {
-		h.root.Remove() // unless a former daemon's boxes live there
 		return nil, err
 	}
 	left, err := h.leftovers()
@@ -350,8 +356,13 @@ func (h *Host) Close() error {
 	defer h.spawning.Unlock()
 	h.nursery.close()
 	defer h.letGo()
+	return h.leave()
+}
+
+// leave removes what boxes need, unless some live on.
+func (h *Host) leave() error {
 	if left, err := h.root.Names(); err != nil || len(left) > 0 {
-		return err // boxes that live on
+		return err
 	}
 	removeProgram(h.control) // the next daemon has its own
 	return h.root.Remove()

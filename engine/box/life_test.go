@@ -108,6 +108,46 @@ func freshWork(t *testing.T, r Root) string {
 	return r.Work
 }
 
+// If it fails, each start that is refused holds memory of the host for good, or takes from another daemon's boxes what they need.
+func TestAHostThatDoesNotOpenChangesNothing(t *testing.T) {
+	h := openHost(t)
+	names := func(dir string) (found []string) {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			info, err := e.Info()
+			if err != nil {
+				t.Fatal(err)
+			}
+			found = append(found, fmt.Sprint(e.Name(), " ", info.ModTime()))
+		}
+		return found
+	}
+	programs := func() []string {
+		return slices.DeleteFunc(names(h.control), func(n string) bool { return !strings.HasPrefix(n, programName) })
+	}
+	was := programs()
+	if _, err := Open(h.cfg); !fault.Is(err, fault.Precondition) || len(was) != 2 {
+		t.Fatalf("a second host beside %q: %v", was, err)
+	}
+	if now := programs(); !slices.Equal(now, was) {
+		t.Errorf("a second host that was refused made %q of %q", now, was)
+	}
+	cfg := h.cfg
+	cfg.RunDir, cfg.CgroupRoot, cfg.Share = t.TempDir(), cfg.CgroupRoot+"-refused", cgroup.Share{Cores: "1000"}
+	if _, err := Open(cfg); err == nil || fault.As(err).Reason != "bad_cores" {
+		t.Fatal(err)
+	}
+	if left := names(cfg.RunDir); len(left) > 0 {
+		t.Errorf("a host that was refused left %q", left)
+	}
+	if groups, err := filepath.Glob("/sys/fs/cgroup/*/" + cfg.CgroupRoot); err != nil || len(groups) > 0 {
+		t.Errorf("a host that was refused left %q, %v", groups, err)
+	}
+}
+
 func TestManyAtOnce(t *testing.T) {
 	h := openHost(t, func(c *Config) { c.Zygotes = 4 })
 	var group sync.WaitGroup
