@@ -79,10 +79,11 @@ func (e *Engine) Evaluate(ctx context.Context, id ids.Node, g Grader) (Evaluatio
 			return Evaluation{}, fmt.Errorf("making the grader's sandbox: %w", err)
 		}
 		defer done()
-		room := g.Limits.DiskBytes
-		if room == 0 {
-			room = e.cfg.Limits.DiskBytes
+		to, err := e.find(fresh)
+		if err != nil {
+			return Evaluation{}, err
 		}
+		room := to.limits.DiskBytes
 		missing, err = e.hand(ctx, subject, fresh, g, &room)
 		if room < 0 { // the agent's doing, as a file with a hole that no disk has room for: no failure of the host
 			return Evaluation{Status: tree.Completed, Missing: missing, Problem: "the command wasn't run: the paths hold more than the grader's sandbox may have on its disk"}, nil

@@ -143,6 +143,14 @@ func TestNoRewardIsNotZero(t *testing.T) {
 	node := d.run(t, sb.GetId(), "mkdir /w; echo 42 > /w/answer").GetNode()
 	huge := d.run(t, sb.GetId(), "mkdir /w/g; truncate -s 8T /w/g/hole").GetNode()
 	d.captured(t, node.GetId(), huge.GetId())
+	narrow, err := d.client.CreateTree(ctx(t), &boxwoodv1.CreateTreeRequest{
+		Start: &boxwoodv1.CreateTreeRequest_Image{Image: "mini"}, Defaults: &boxwoodv1.Defaults{Limits: &boxwoodv1.Limits{DiskBytes: 16 << 20}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	some := d.run(t, sb.GetId(), "rm -r /w/g; head -c 32000000 /dev/urandom >/w/some").GetNode()
+	d.captured(t, some.GetId())
 	shell := func(text string) *boxwoodv1.Grader {
 		return &boxwoodv1.Grader{
 			Start: &boxwoodv1.Grader_Image{Image: "mini"}, Paths: []string{"/w"}, RewardsFile: "/r",
@@ -168,7 +176,7 @@ func TestNoRewardIsNotZero(t *testing.T) {
 	}
 	absent := shell("")
 	absent.Command = &boxwoodv1.Command{Argv: [][]byte{[]byte("/no/such/program")}}
-	_, err := d.client.Evaluate(ctx(t), &boxwoodv1.EvaluateRequest{NodeId: node.GetId(), Grader: absent})
+	_, err = d.client.Evaluate(ctx(t), &boxwoodv1.EvaluateRequest{NodeId: node.GetId(), Grader: absent})
 	if reason(err) != "grader_not_started" {
 		t.Errorf("a grader that can't be started: %v", err)
 	}
@@ -180,6 +188,15 @@ func TestNoRewardIsNotZero(t *testing.T) {
 		if len(r.GetRewards()) != 0 || !strings.Contains(r.GetProblem(), "on its disk") || r.GetStatus() != boxwoodv1.TurnStatus_TURN_STATUS_COMPLETED {
 			t.Errorf("8 TiB in %q: %v", paths, r)
 		}
+	}
+	// How much room there is the grader's own sandbox says, whose tree may have limits of its own.
+	g := shell("echo 1 > /r")
+	if r := d.evaluate(t, some.GetId(), g); r.GetRewards()["reward"] != 1 {
+		t.Errorf("32 MB: %v", r)
+	}
+	g.Start = &boxwoodv1.Grader_NodeId{NodeId: narrow.GetRoot().GetId()}
+	if r := d.evaluate(t, some.GetId(), g); len(r.GetRewards()) != 0 || !strings.Contains(r.GetProblem(), "on its disk") {
+		t.Errorf("32 MB in a grader's sandbox with room for 16 MiB: %v", r)
 	}
 	// A caller that gives up, and a host without room, are errors.
 	short, cancel := context.WithTimeout(ctx(t), 300*time.Millisecond)
