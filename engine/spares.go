@@ -97,7 +97,7 @@ func (s *spares) end() {
 	s.mu.Unlock()
 }
 
-// wish says that n children of a checkpoint are asked for now.
+// wish says that n children of a checkpoint are being asked for.
 func (s *spares) wish(p point, limits tree.Limits, n int) {
 	if p.state != nil && p.state.Kind == tree.Dump {
 		return // timers of what waits would run on, and its memory is all its own

@@ -13,8 +13,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/boxwood-rl/boxwood/engine/box"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
@@ -155,32 +153,7 @@ func walkRoot(ctx context.Context, b box.Box) ([]string, error) {
 		return nil, err
 	}
 	defer root.Close()
-	ids, err := os.ReadFile(fmt.Sprintf("/proc/%d/uid_map", b.PID1()))
-	if err != nil {
-		return nil, err
-	}
-	var first, base uint32
-	if _, err := fmt.Sscan(string(ids), &first, &base); err != nil {
-		return nil, fmt.Errorf("the map of ids %q: %w", ids, err)
-	}
-	// Times of folders move with what a restore makes in them for a moment.
-	o := treewalk.Options{IgnoreDirTimes: true, IDBase: base, Err: ctx.Err}
-	lines, _, err := treewalk.DigestAt(root, o)
-	if err != nil {
-		return nil, err
-	}
-	// A part of the overlay that is mounted where the walk doesn't go.
-	fd, err := unix.Openat2(int(root.Fd()), "dev/shm", &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
-	if err != nil {
-		return nil, err
-	}
-	shm := os.NewFile(uintptr(fd), "/dev/shm")
-	defer shm.Close()
-	more, _, err := treewalk.DigestAt(shm, o)
-	for _, l := range more {
-		lines = append(lines, "/dev/shm "+l)
-	}
-	return lines, err
+	return treewalk.Sandbox(root, b.PID1(), ctx.Err)
 }
 
 // walkFrozen looks at the files of a box that is frozen for a capture, if that is due; nil: it isn't, or it would take too long.

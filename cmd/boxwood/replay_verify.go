@@ -325,39 +325,12 @@ func groupOf(pid1 int) (string, error) {
 
 // filesOf describes the files of a sandbox as it sees them.
 func filesOf(ctx context.Context, pid1 int) ([]string, error) {
-	ids, err := os.ReadFile(fmt.Sprintf("/proc/%d/uid_map", pid1))
-	if err != nil {
-		return nil, err
-	}
-	var first, base uint32
-	if _, err := fmt.Sscan(string(ids), &first, &base); err != nil {
-		return nil, fmt.Errorf("the map of ids %q: %w", ids, err)
-	}
 	root, err := os.Open(fmt.Sprintf("/proc/%d/root", pid1))
 	if err != nil {
 		return nil, err
 	}
 	defer root.Close()
-	o := treewalk.Options{IgnoreDirTimes: true, IDBase: base, Err: ctx.Err}
-	lines, _, err := treewalk.DigestAt(root, o)
-	if err != nil {
-		return nil, err
-	}
-	// It is a mount of its own, where the walk doesn't go.
-	fd, err := unix.Openat2(int(root.Fd()), "dev/shm", &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
-	if errors.Is(err, fs.ErrNotExist) {
-		return lines, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	shm := os.NewFile(uintptr(fd), "/dev/shm")
-	defer shm.Close()
-	more, _, err := treewalk.DigestAt(shm, o)
-	for _, l := range more {
-		lines = append(lines, "/dev/shm "+l)
-	}
-	return lines, err
+	return treewalk.Sandbox(root, pid1, ctx.Err)
 }
 
 // verified forks every node and compares.
