@@ -12,16 +12,18 @@
 set -eu
 
 here=$(cd "$(dirname "$0")/.." && pwd)
-env="$here/.cache/gen-python"
+# Where it stays, also for a copy of the checkout whose .cache is a link: an environment holds absolute paths.
+env=$(realpath -m "$here/.cache/gen-python")
 out="$here/python-client/src/boxwood/_proto"
 pins="grpcio-tools==1.66.2 grpcio==1.66.2 protobuf==5.27.2 mypy-protobuf==3.6.0 types-protobuf==5.27.0.20240626 setuptools==75.1.0"
 
-if [ "$(cat "$env/pins" 2>/dev/null || true)" != "$pins" ]; then
+stamp="$pins in $env"
+if [ "$(cat "$env/pins" 2>/dev/null || true)" != "$stamp" ]; then
     rm -rf "$env"
     python3 -m venv "$env"
     # shellcheck disable=SC2086 # one word a pin
     "$env/bin/pip" --quiet --disable-pip-version-check install $pins
-    printf '%s' "$pins" >"$env/pins"
+    printf '%s' "$stamp" >"$env/pins"
 fi
 
 work=$(mktemp -d)
