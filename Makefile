@@ -93,8 +93,8 @@ check-docs: ## run the commands that the documentation shows
 check-acceptance: ## hold docs/ACCEPTANCE.md against the last run of the tests
 	@$(ENV) go run ./internal/acceptance/check
 
-sabotage: ## break each guarantee on purpose; its check must turn red
-	@scripts/sabotage.sh
+sabotage: ## break each guarantee on purpose; its check must turn red (NAME=fsync: one of them)
+	@scripts/sabotage.sh $(NAME)
 
 clean: ## remove what was built (.venv, Go and CRIU stay: rm -rf .venv .cache for those)
 	rm -rf bin dist .cache/test .cache/generated

@@ -7,6 +7,7 @@ import (
 
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/internal/sabotage"
 	"github.com/boxwood-rl/boxwood/sched"
 	"github.com/boxwood-rl/boxwood/tree"
 )
@@ -22,7 +23,8 @@ func (e *Engine) work(k sched.Class, of ids.Tree) sched.Work {
 
 func (e *Engine) workOf(k sched.Class, t *tree.Tree) sched.Work {
 	w := sched.Work{Class: k, Tenant: string(t.ID)}
-	if clientsAreTenants {
+	// The host is shared between clients first, and between the trees of each then.
+	if !sabotage.On("tenants") {
 		w.Client = t.Labels[OwnerLabel]
 		w.ClientWeight = e.cfg.ClientWeights[w.Client]
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/internal/sabotage"
 	"github.com/boxwood-rl/boxwood/sched"
 	"github.com/boxwood-rl/boxwood/tree"
 )
@@ -97,13 +98,13 @@ func (e *Engine) capture(ctx context.Context, s *sandbox, b *body, n *tree.Node,
 		}
 	}
 	// The sandbox is unharmed, but its next verdict can't lean on this capture.
-	if failedCaptureTaints {
+	if sabotage.On("failed") {
+		b.watch.NewEpoch(e.Pool.SnapshotDir(b.checkpoint.Snapshot))
+	} else {
 		// The epoch may have begun already, with processes that nobody has saved.
 		alive, lerr := b.box.Survivors()
 		process := n.Verdict == tree.Process || n.Verdict == tree.Both || lerr != nil || len(alive) > 0
 		b.watch.Tainted(process, "the last capture failed")
-	} else {
-		b.watch.NewEpoch(e.Pool.SnapshotDir(b.checkpoint.Snapshot))
 	}
 	row.Reason = fault.As(err).Reason
 	e.Stats.Capture(row)
@@ -254,10 +255,11 @@ func (e *Engine) snapshotFrozen(ctx context.Context, b *body, half saving, id id
 	if err := half.freeze(ctx); err != nil {
 		return nil, nil, err
 	}
-	if err := b.box.CheckRoot(); err != nil && checksRoots {
+	if err := b.box.CheckRoot(); err != nil && !sabotage.On("root") {
 		return nil, nil, err // law 6
 	}
-	if !thawsLast {
+	// The snapshot is of the same instant as what was saved of the processes (law 4).
+	if sabotage.On("thawed") {
 		if err := b.box.Thaw(); err != nil {
 			return nil, nil, err
 		}

@@ -8,6 +8,7 @@ import (
 	"github.com/boxwood-rl/boxwood/engine/box"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/internal/sabotage"
 	"github.com/boxwood-rl/boxwood/tree"
 )
 
@@ -94,7 +95,7 @@ func (t *turn) command(c Command) (box.Command, error) {
 	if deadline <= 0 {
 		deadline = t.e.cfg.TurnDeadline
 	}
-	if !keepsDeadlines {
+	if sabotage.On("deadline") {
 		deadline = time.Hour
 	}
 	return box.Command{

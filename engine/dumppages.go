@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/internal/sabotage"
 )
 
 // On the disk a dump doesn't hold the pages again that the dump before it on its path has
@@ -297,13 +298,14 @@ func (e *elder) find(page []byte, last int, buf []byte) (at int, ok bool) {
 	return at, ok && e.has(at, page, buf)
 }
 
+// has says whether a page has the very same bytes, not whether it is likely to.
 func (e *elder) has(at int, page, buf []byte) bool {
 	if at >= len(e.pages) {
 		return false
 	}
 	p := e.pages[at]
 	_, err := e.whole[p.whole].ReadAt(buf, p.at*pageSize)
-	return err == nil && (!comparesPages || bytes.Equal(buf, page))
+	return err == nil && (sabotage.On("pages") || bytes.Equal(buf, page))
 }
 
 // errApart: a dump has nothing to share, or with too many.

@@ -23,6 +23,7 @@ import (
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/internal/printable"
+	"github.com/boxwood-rl/boxwood/internal/sabotage"
 	"github.com/boxwood-rl/boxwood/sched"
 	"github.com/boxwood-rl/boxwood/tree"
 )
@@ -282,7 +283,7 @@ func (s *dumpSaving) stoodStill(was *witness.State) error {
 	if err != nil {
 		return fmt.Errorf("looking again: %w", err)
 	}
-	if len(d) > 0 && looksAgain {
+	if len(d) > 0 && !sabotage.On("still") {
 		s.k.e.log.Warn("a process ran while it was saved", "generation", s.b.gen, "differences", d[:min(len(d), 3)])
 		return passing{fault.New(fault.Precondition, "not_frozen", "a process ran while it was saved: %s", d[0])}
 	}
@@ -440,7 +441,7 @@ func (k *dumpKeeper) restore(ctx context.Context, b *body, root box.Root, id box
 // vet holds a dump against its record before anything of it runs. What tells CRIU what to do is right when vet
 // returns; the pages, which only fill memory, are looked at while CRIU works, and pages waits for that.
 func vet(dir, digest string) (pages func() error, err error) {
-	if !checksDumps {
+	if sabotage.On("dump") {
 		return func() error { return nil }, nil
 	}
 	s, err := openSeal(dir, digest)
@@ -463,8 +464,11 @@ func (k *dumpKeeper) compare(b box.Box, state *tree.ProcessState, was *witness.S
 	}
 	d := witness.Diff(was, is)
 	if len(d) == 0 {
-		if err := alterMemory(b); err != nil {
-			return err
+		if sabotage.On("memory") {
+			procs, _ := b.Survivors()
+			for _, p := range procs {
+				sabotage.FlipHeap(p.HostPID)
+			}
 		}
 		if d, err = k.memoryDiff(was, is); err != nil {
 			return err

@@ -17,6 +17,7 @@ import (
 
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/internal/sabotage"
 	"github.com/boxwood-rl/boxwood/tree"
 )
 
@@ -73,7 +74,7 @@ func (e *Engine) Evaluate(ctx context.Context, id ids.Node, g Grader) (Evaluatio
 	}
 	defer e.discard(ctx, subject)
 	at, missing := subject, []string(nil)
-	if g.Start != (Start{}) && gradesApart {
+	if g.Start != (Start{}) && !sabotage.On("grader") {
 		fresh, done, err := e.freshBox(ctx, g)
 		if err != nil {
 			return Evaluation{}, fmt.Errorf("making the grader's sandbox: %w", err)

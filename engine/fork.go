@@ -18,6 +18,7 @@ import (
 	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/internal/sabotage"
 	"github.com/boxwood-rl/boxwood/sched"
 	"github.com/boxwood-rl/boxwood/tree"
 )
@@ -428,8 +429,8 @@ func (e *Engine) materialise(ctx context.Context, b *birth) error {
 	if err == nil {
 		err = e.runHooks(ctx, made, environment(b.point.tree.Defaults, made.gen, made.seed))
 	}
-	if err == nil {
-		err = alterChild(made.upper.Dir)
+	if err == nil && sabotage.Hundredth("hundredth") {
+		sabotage.FlipByte(made.upper.Dir)
 	}
 	if err == nil {
 		b.rec.Commands = made.box.Commands()
@@ -495,8 +496,8 @@ func (e *Engine) embody(ctx context.Context, w sched.Work, ck *tree.Checkpoint, 
 	if err := failpoint.Hit("fork cloned"); err != nil {
 		return nil, err
 	}
-	if err := alterClone(upper.Dir); err != nil {
-		return nil, err
+	if sabotage.On("files") {
+		sabotage.FlipByte(upper.Dir)
 	}
 	var attaching time.Time
 	id := identity(gen, seed, limits)

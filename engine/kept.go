@@ -10,6 +10,7 @@ import (
 	"github.com/boxwood-rl/boxwood/engine/shell"
 	"github.com/boxwood-rl/boxwood/engine/witness"
 	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/internal/sabotage"
 	"github.com/boxwood-rl/boxwood/tree"
 )
 
@@ -80,7 +81,7 @@ func (b *body) sessionsChanged() bool {
 	if !b.dumped.sessions && len(b.box.Sessions()) == 0 {
 		return false
 	}
-	return b.dumped.shells == nil || !bytes.Equal(b.dumped.shells, b.shells.now) && comparesKept || !b.asTold()
+	return b.dumped.shells == nil || !bytes.Equal(b.dumped.shells, b.shells.now) && !sabotage.On("kept") || !b.asTold()
 }
 
 // keep is a saving of the processes of b by the dump that its last checkpoint has; nil: they have to
@@ -90,7 +91,7 @@ func (k *dumpKeeper) keep(b *body) *keptSaving {
 	switch {
 	case ck.Process != tree.Dump || ck.State != b.dumped.id || ck.ID == b.unkept,
 		b.sessionsChanged(),
-		b.shells.beyond && comparesKept:
+		b.shells.beyond && !sabotage.On("kept"):
 		return nil
 	}
 	v := k.e.Store.View()
@@ -108,7 +109,7 @@ func (k *dumpKeeper) keep(b *body) *keptSaving {
 
 // changed says why the dump may not be true any more.
 func (s *keptSaving) changed() error {
-	if why := s.b.watch.ProcessChanges(); len(why) > 0 && comparesKept {
+	if why := s.b.watch.ProcessChanges(); len(why) > 0 && !sabotage.On("kept") {
 		return fmt.Errorf("%w: %s", errNotKept, strings.Join(why, "; "))
 	}
 	if s.b.sessionsChanged() {
@@ -146,7 +147,7 @@ func (s *keptSaving) differs() error {
 			return fmt.Errorf("%w: %w", errNotKept, err)
 		}
 	}
-	if len(d) > 0 && comparesKept {
+	if len(d) > 0 && !sabotage.On("kept") {
 		return fmt.Errorf("%w: %s", errNotKept, strings.Join(d[:min(len(d), 3)], "; "))
 	}
 	return nil

@@ -16,6 +16,7 @@ import (
 	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/internal/sabotage"
 	"github.com/boxwood-rl/boxwood/sched"
 	"github.com/boxwood-rl/boxwood/tree"
 )
@@ -108,7 +109,7 @@ func (s *sandbox) settled(ctx context.Context) (exposed time.Duration, err error
 	if gone {
 		return 0, errGone(s.id)
 	}
-	if job == nil || !waitsForCapture {
+	if job == nil || sabotage.On("shadow") {
 		return 0, nil
 	}
 	began := time.Now()

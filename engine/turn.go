@@ -13,6 +13,7 @@ import (
 	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/internal/sabotage"
 	"github.com/boxwood-rl/boxwood/tree"
 )
 
@@ -472,7 +473,7 @@ func (e *Engine) decide(n *tree.Node, s *sandbox, b *body, lost bool) {
 	case lost:
 		n.Verdict = tree.Both
 		withhold("the sandbox died in this turn")
-	case n.Verdict == tree.None && policy != tree.Full, left != "" && !withholdsLeftOut:
+	case n.Verdict == tree.None && policy != tree.Full, left != "" && sabotage.On("policy"):
 		n.Checkpoint = b.checkpoint.ID
 		n.Capture = tree.Captured // or proven meanwhile
 	case left != "":

@@ -1,6 +1,10 @@
 package inspector
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/boxwood-rl/boxwood/internal/sabotage"
+)
 
 // signs are what the kernel side saw of one sandbox; bpf/inspector.bpf.c says when
 // each is set.
@@ -32,6 +36,15 @@ const (
 	eitherHalf = sawOutside | sawUnknown | sawLost | sawURing
 	fileFlags  = sawNames | sawMeta | sawMoved | sawOld | eitherHalf
 )
+
+// signsIn is what the kernel side set in a word.
+func signsIn(word uint64) signs {
+	s := signs(word)
+	if sabotage.On("flag") {
+		s &^= sawOld
+	}
+	return s
+}
 
 // reason is what one of them means to a person; nr is the call that set it last.
 func (f signs) reason(nr uint32) string {

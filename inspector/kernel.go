@@ -15,6 +15,7 @@ import (
 
 	"github.com/boxwood-rl/boxwood/bpf"
 	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/sabotage"
 )
 
 // Options of a Kernel.
@@ -103,10 +104,17 @@ func (k *Kernel) load() error {
 		classes[c.nr] = uint16(c.class | bitNamed)
 		reaches[c.nr] = slices.Contains(reaching, c.name)
 	}
+	blind := k.opts.blind // as in enum blindness of bpf/box.h
+	if sabotage.On("events") {
+		blind |= 1<<0 | 1<<2 // pages and transactions
+	}
+	if sabotage.On("survivor") {
+		blind |= 1 << 6 // calls that reach a survivor
+	}
 	if err := errors.Join(
 		spec.Variables[bpf.InspectorVarCalls].Set(classes),
 		spec.Variables[bpf.InspectorVarReaching].Set(reaches),
-		spec.Variables[bpf.InspectorVarBlind].Set(k.opts.blind|alwaysBlind|neverReached),
+		spec.Variables[bpf.InspectorVarBlind].Set(blind),
 	); err != nil {
 		return fmt.Errorf("setting the table of calls: %w", err)
 	}

@@ -491,7 +491,7 @@ func (w *watch) fates(epoch signs, now []Survivor, all *finding) (out []Fate) {
 // ProcessChanges is told in the contract.
 func (w *watch) ProcessChanges() []string {
 	now, err := w.survivors()
-	epoch := signs(atomic.LoadUint64(&w.box.Epoch)) &^ neverSet
+	epoch := signsIn(atomic.LoadUint64(&w.box.Epoch))
 	all, turn := &finding{}, &finding{}
 	if w.orphaned.Load() {
 		all.processes("the inspector is closed")
@@ -502,7 +502,7 @@ func (w *watch) ProcessChanges() []string {
 	if w.taintAll {
 		all.processes(strings.Join(w.taint, "; "))
 	}
-	if signs(atomic.LoadUint64(&w.box.Turn))&fileFlags != 0 {
+	if signsIn(atomic.LoadUint64(&w.box.Turn))&fileFlags != 0 {
 		// No barrier has looked at these yet, so which files they are isn't known.
 		all.processes("files changed since the barrier")
 	}

@@ -61,6 +61,8 @@ words() {
   banned "the story of how it was written" '([Ww]ritten|[Gg]enerated|[Aa]ssisted) (by|with) (an? )?(AI|LLM|Claude|Copilot|ChatGPT|Codex|assistant)|[Cc]o-[Aa]uthored-[Bb]y' . || status=1
   # The pages of a tracker move; say what the matter is.
   banned "a number of a tracker" '\b([Ii]ssue|PR|[Tt]icket) ?#?[0-9]+\b' '*.go' '*.c' '*.h' '*.py' '*.sh' '*.md' '*.proto' || status=1
+  # Faults are turned on in one place, which what is released doesn't have.
+  banned "a build of saboteurs outside internal/sabotage" 'BOXWOOD_SABOTAGE|^//go:build .*sabotage' '*.go' ':!internal/sabotage' || status=1
   # A package of leftovers has no promise that a package comment could state.
   banned "a package without a subject" '^package (util|utils|common|helpers?|misc|manager)$' '*.go' || status=1
   # Output of the program goes through its logger or the command's writer.

@@ -145,7 +145,7 @@ func TestAcknowledgedSurvivesKill(t *testing.T) {
 }
 
 // If it fails, the reply goes out before the flush: the power's loss would take back what
-// a client was told. The build tag sabotage_fsync must turn it red.
+// a client was told. The saboteur fsync must turn it red.
 func TestAcknowledgedSurvivesPowerLoss(t *testing.T) {
 	fs := vfs.NewCrashableMem()
 	s := mustOpen(t, "state", Options{FS: fs})

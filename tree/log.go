@@ -19,6 +19,7 @@ import (
 
 	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/sabotage"
 )
 
 // Keys in the log are one letter and an id. docs/TREE.md has the same table.
@@ -241,9 +242,9 @@ func (d *disk) commit(b *pebble.Batch) error {
 		return d.cause
 	default:
 	}
-	opts := pebble.NoSync
-	if flushWrites {
-		opts = pebble.Sync
+	opts := pebble.Sync
+	if sabotage.On("fsync") {
+		opts = pebble.NoSync
 	}
 	if err := commitHere(b, opts); err != nil {
 		d.fail(err)
@@ -364,7 +365,8 @@ func (d *disk) scan(low, high []byte, f func(key, value []byte) error) error {
 			return err
 		}
 	}
-	if !tellsReads {
+	// A scan that ends because the disk failed says so.
+	if sabotage.On("unread") {
 		return nil
 	}
 	return unread(d.dir, it.Error())

@@ -5,6 +5,7 @@ import (
 
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/internal/sabotage"
 )
 
 // Pruned says what a Prune removed. It is complete only when the function given
@@ -85,7 +86,7 @@ func (tx *Tx) Prune(id ids.Node, keepNode bool) (*Pruned, error) {
 
 // Unused refuses a node whose state is in use, as Prune does.
 func (tx *Tx) Unused(n *Node) error {
-	if !refusesUsed {
+	if sabotage.On("used") {
 		return nil
 	}
 	if n.Pinned {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/internal/sabotage"
 )
 
 // Options of a store. The zero value is what a daemon uses.
@@ -207,7 +208,7 @@ func (s *Store) Update(ctx context.Context, f func(tx *Tx) error) (index uint64,
 
 // wait waits until what a change wrote, or saw, is durable; err is how its function ended.
 func (g *group) wait(err error) error {
-	if g == nil || err != nil && !answersWait {
+	if g == nil || err != nil && sabotage.On("answers") {
 		return err
 	}
 	<-g.done

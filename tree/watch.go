@@ -9,6 +9,7 @@ import (
 
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/internal/sabotage"
 )
 
 // Event is one change of a tree. Exactly one of Node, Removed, Tree is set.
@@ -150,7 +151,8 @@ func (w *Watcher) catchUp(v *View, after uint64) error {
 	for row := range v.of(w.tree).changedAfter(w.tree, after) {
 		w.past = append(w.past, Event{Index: row.mustRefs().modify, tree: w.tree, row: row})
 	}
-	if after > 0 && tellsRemovals {
+	// Who comes back is told what was removed meanwhile.
+	if after > 0 && !sabotage.On("watch") {
 		for r := range v.removedAfter(w.tree, after) {
 			for i, id := range r.Nodes {
 				if at := r.First + uint64(i); at > after {

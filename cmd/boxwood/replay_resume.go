@@ -10,6 +10,7 @@ import (
 
 	"github.com/boxwood-rl/boxwood/internal/agenttools"
 	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/sabotage"
 	"github.com/boxwood-rl/boxwood/internal/trajectory"
 	pb "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 )
@@ -23,7 +24,7 @@ import (
 // resume finds what an earlier attempt did. r.tree stays empty if there was none.
 func (r *replay) resume(ctx context.Context, labels map[string]string) (from int, err error) {
 	trees, err := r.client.ListTrees(ctx, &pb.ListTreesRequest{Labels: map[string]string{labelRun: labels[labelRun], labelOf: labels[labelOf]}})
-	if err != nil || len(trees.Trees) == 0 || beginsAnew {
+	if err != nil || len(trees.Trees) == 0 || sabotage.On("resume") {
 		return 0, err
 	}
 	tree := slices.MinFunc(trees.Trees, func(a, b *pb.Tree) int { return strings.Compare(a.Id, b.Id) })

@@ -19,6 +19,7 @@ import (
 	"github.com/boxwood-rl/boxwood/internal/agenttools"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/printable"
+	"github.com/boxwood-rl/boxwood/internal/sabotage"
 	"github.com/boxwood-rl/boxwood/internal/trajectory"
 	pb "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 )
@@ -370,7 +371,8 @@ func (r *replay) observed(e trajectory.Event, o trajectory.Observed, n *pb.Node,
 			r.result.FirstDivergence, r.result.Cause = e.Step, r.cause(e, o, report.Different)
 		}
 	}
-	if r.result.FirstDivergence == 0 || countsAll {
+	// What comes after the first difference counts for nothing.
+	if r.result.FirstDivergence == 0 || sabotage.On("evidence") {
 		r.counted = append(r.counted, n)
 	}
 	if r.record != "" && e.Call == nil {

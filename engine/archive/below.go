@@ -8,13 +8,23 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/boxwood-rl/boxwood/internal/sabotage"
 )
+
+// beneath: what an archive says of files is done in the folder of changes and nowhere else (law 8).
+func beneath() uint64 {
+	if sabotage.On("beneath") {
+		return 0
+	}
+	return unix.RESOLVE_NO_XDEV | unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS
+}
 
 // Below opens what a path names below an open folder, whatever has been made of that: it follows no link, and enters no other
 // file system. The path may be longer than the kernel takes at once; empty: the folder itself.
 func Below(dir int, name string, flags int) (*os.File, error) {
 	const atOnce = unix.PathMax / 2
-	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: beneath}
+	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: beneath()}
 	rest, at := name, dir
 	for len(rest) > atOnce {
 		cut := strings.LastIndexByte(rest[:atOnce], '/')

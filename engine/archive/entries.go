@@ -170,7 +170,7 @@ func (w *walker) at(dir int, name, full string) error {
 	if err := w.ctx.Err(); err != nil {
 		return err
 	}
-	fd, err := unix.Openat2(dir, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: beneath})
+	fd, err := unix.Openat2(dir, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: beneath()})
 	if err != nil {
 		return &os.PathError{Op: "open", Path: full, Err: err}
 	}

@@ -31,6 +31,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/sabotage"
 	pb "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 )
 
@@ -227,7 +228,7 @@ func (a *Reader) Next() (Kind, []byte, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	if checksum(Kind(k), body) != binary.BigEndian.Uint32(crc[:]) && checksSums {
+	if checksum(Kind(k), body) != binary.BigEndian.Uint32(crc[:]) && !sabotage.On("archive") {
 		return 0, nil, a.damaged("the checksum of a frame is wrong")
 	}
 	if Kind(k) == End {
@@ -266,7 +267,7 @@ func (a *Reader) body(size int) ([]byte, error) {
 
 func (a *Reader) end(body, before []byte) error {
 	var m pb.ArchiveEnd
-	if proto.Unmarshal(body, &m) != nil || !bytes.Equal(m.Sha256, before) && checksSums {
+	if proto.Unmarshal(body, &m) != nil || !bytes.Equal(m.Sha256, before) && !sabotage.On("archive") {
 		return a.damaged("its digest is wrong")
 	}
 	if _, err := a.r.ReadByte(); err != io.EOF {

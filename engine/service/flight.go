@@ -13,6 +13,7 @@ import (
 	"github.com/boxwood-rl/boxwood/engine/stats"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/internal/sabotage"
 	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 )
 
@@ -36,7 +37,7 @@ const maxTicket = 4 << 10
 // flightAsks is what a request of Arrow Flight asks for; nil of other requests. Each request of an account goes through
 // it, and is then held to what it gives. A list without criteria asks for nothing that isn't its caller's.
 func flightAsks(req any) (any, error) {
-	if !holdsTickets {
+	if sabotage.On("tickets") {
 		return nil, nil
 	}
 	switch r := req.(type) {

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/sabotage"
 )
 
 // Share is what Boxwood as a whole may use of its host. The zero value is all of it.
@@ -67,7 +68,8 @@ func (r *Root) Confine(s Share) error {
 	if err != nil {
 		return err
 	}
-	if !coresHeld {
+	// By cpuset, which a sandbox can't widen, and not by an affinity alone, which it can.
+	if sabotage.On("cores") {
 		return setAffinity(&set)
 	}
 	refused := func(err error) error {

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/sabotage"
 )
 
 // Limits of one sandbox; 0: none.
@@ -315,7 +316,7 @@ func Freeze(ctx context.Context, dir string) error {
 
 // freezeBelow freezes the groups below one, but not that one, and returns those that it has told to.
 func freezeBelow(ctx context.Context, dir string) (told []string, err error) {
-	if !freezesLeavesFirst {
+	if sabotage.On("frozen") {
 		return nil, nil
 	}
 	dirs, err := below(dir)

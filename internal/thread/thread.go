@@ -8,6 +8,8 @@ import (
 	"runtime"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/boxwood-rl/boxwood/internal/sabotage"
 )
 
 // Discard runs f on a thread that ends with it, and gives what f gives.
@@ -15,7 +17,7 @@ func Discard(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // without an unlock: the thread ends with this function
-		if first() && keepsFirst {
+		if first() && !sabotage.On("thread") {
 			defer runtime.UnlockOSThread()
 			done <- Discard(f) // runs elsewhere, as this one is taken meanwhile
 			return

@@ -1,8 +1,0 @@
-//go:build sabotage_evidence
-
-package main
-
-const (
-	beginsAnew = false
-	countsAll  = true
-)

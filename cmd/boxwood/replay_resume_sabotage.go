@@ -1,8 +1,0 @@
-//go:build sabotage_resume
-
-package main
-
-const (
-	beginsAnew = true
-	countsAll  = false
-)

@@ -1,5 +1,0 @@
-//go:build sabotage_grader
-
-package engine
-
-const gradesApart = false

@@ -1,5 +1,0 @@
-//go:build sabotage_beneath
-
-package archive
-
-const beneath = 0

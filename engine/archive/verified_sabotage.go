@@ -1,5 +1,0 @@
-//go:build sabotage_archive
-
-package archive
-
-const checksSums = false

@@ -1,5 +1,0 @@
-//go:build sabotage_shadow
-
-package engine
-
-const waitsForCapture = false

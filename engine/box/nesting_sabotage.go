@@ -1,5 +1,0 @@
-//go:build sabotage_nesting
-
-package box
-
-const restoredNests = true

@@ -1,5 +1,0 @@
-//go:build sabotage_reach
-
-package box
-
-const reachesAll = false

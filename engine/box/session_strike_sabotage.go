@@ -1,5 +1,0 @@
-//go:build sabotage_strike
-
-package box
-
-const strikesRunning = false

@@ -1,5 +1,0 @@
-//go:build sabotage_root
-
-package engine
-
-const checksRoots = false

@@ -1,5 +1,0 @@
-//go:build sabotage_deadline
-
-package engine
-
-const keepsDeadlines = false

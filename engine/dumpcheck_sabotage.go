@@ -1,5 +1,0 @@
-//go:build sabotage_dump
-
-package engine
-
-const checksDumps = false

@@ -1,5 +1,0 @@
-//go:build sabotage_pages
-
-package engine
-
-const comparesPages = false

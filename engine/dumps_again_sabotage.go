@@ -1,5 +1,0 @@
-//go:build sabotage_still
-
-package engine
-
-const looksAgain = false

@@ -1,5 +1,0 @@
-//go:build sabotage_failed
-
-package engine
-
-const failedCaptureTaints = false

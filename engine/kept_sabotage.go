@@ -1,5 +1,0 @@
-//go:build sabotage_kept
-
-package engine
-
-const comparesKept = false

@@ -1,5 +1,0 @@
-//go:build sabotage_policy
-
-package engine
-
-const withholdsLeftOut = false

@@ -1,5 +1,0 @@
-//go:build sabotage_seal
-
-package pool
-
-const checksSeals = false

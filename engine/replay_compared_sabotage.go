@@ -1,5 +1,0 @@
-//go:build sabotage_replay
-
-package engine
-
-const comparesReplays = false

@@ -1,5 +1,0 @@
-//go:build sabotage_secrets
-
-package engine
-
-const hidesSecrets = false

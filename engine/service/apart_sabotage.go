@@ -1,5 +1,0 @@
-//go:build sabotage_clients
-
-package service
-
-const keepsClientsApart = false

@@ -1,5 +1,0 @@
-//go:build sabotage_lists
-
-package service
-
-const boundsLists = false

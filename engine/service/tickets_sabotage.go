@@ -1,5 +1,0 @@
-//go:build sabotage_tickets
-
-package service
-
-const holdsTickets = false

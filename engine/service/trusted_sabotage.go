@@ -1,5 +1,0 @@
-//go:build sabotage_trust
-
-package service
-
-const asksWhoTrusts = false

@@ -1,5 +1,0 @@
-//go:build sabotage_compare
-
-package engine
-
-const comparesShells = false

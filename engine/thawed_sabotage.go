@@ -1,5 +1,0 @@
-//go:build sabotage_thawed
-
-package engine
-
-const thawsLast = false

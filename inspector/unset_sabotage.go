@@ -1,5 +1,0 @@
-//go:build sabotage_flag
-
-package inspector
-
-const neverSet = sawOld

@@ -1,5 +1,0 @@
-//go:build sabotage_cores
-
-package cgroup
-
-const coresHeld = false

@@ -1,5 +1,0 @@
-//go:build sabotage_frozen
-
-package cgroup
-
-const freezesLeavesFirst = false

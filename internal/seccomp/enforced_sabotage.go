@@ -1,5 +1,0 @@
-//go:build sabotage_seccomp
-
-package seccomp
-
-const enforced = false

@@ -1,5 +1,0 @@
-//go:build sabotage_thread
-
-package thread
-
-const keepsFirst = false

@@ -1,5 +1,0 @@
-//go:build sabotage_answers
-
-package tree
-
-const answersWait = false

@@ -1,5 +1,0 @@
-//go:build sabotage_condemned
-
-package tree
-
-const condemns = false

@@ -1,5 +1,0 @@
-//go:build sabotage_end
-
-package tree
-
-const watchesEnd = false

@@ -1,5 +1,0 @@
-//go:build sabotage_fence
-
-package tree
-
-const fenced = false

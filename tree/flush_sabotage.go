@@ -1,5 +1,0 @@
-//go:build sabotage_fsync
-
-package tree
-
-const flushWrites = false

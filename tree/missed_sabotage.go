@@ -1,5 +1,0 @@
-//go:build sabotage_watch
-
-package tree
-
-const tellsRemovals = false

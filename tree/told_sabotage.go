@@ -1,5 +1,0 @@
-//go:build sabotage_unread
-
-package tree
-
-const tellsReads = false

@@ -1,5 +1,0 @@
-//go:build sabotage_used
-
-package tree
-
-const refusesUsed = false
