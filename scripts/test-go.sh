@@ -10,5 +10,8 @@ if [ -n "${PKG:-}${RUN:-}" ]; then
   results=.cache/test/go-part.json
 fi
 go build -o bin/show-tests ./internal/acceptance/show
+# What takes longest first, so that the others run beside it and don't wait for it to follow them.
+packages=(./engine/service ./...)
+[ -z "${PKG:-}" ] || packages=("$PKG")
 # Not cached: what these tests find depends on the kernel, not on files alone.
-go test -json -count=1 -timeout "${TIMEOUT:-45m}" ${RUN:+-run "$RUN"} "${PKG:-./...}" </dev/null 2>&1 | bin/show-tests "$results"
+go test -json -count=1 -timeout "${TIMEOUT:-45m}" ${RUN:+-run "$RUN"} "${packages[@]}" </dev/null 2>&1 | bin/show-tests "$results"
