@@ -112,13 +112,13 @@ func (c *checker) nodes() error {
 func (c *checker) indexes() error {
 	have := make([]int, len(nodeIndexes))
 	for row := range c.allNodes() {
-		for i, k := range row.mustRefs().keys() {
-			if k == nil {
-				continue
-			}
-			have[i]++
-			if _, ok := nodeIndexes[i].get(c.reader, k); !ok {
-				c.say("node %s isn't in the index %s", ids.Text("nd_", row.id), nodeIndexes[i].name)
+		ks := row.mustRefs().keys()
+		for i, t := range nodeIndexes {
+			for k := range ks.of(i) {
+				have[i]++
+				if _, ok := t.get(c.reader, k); !ok {
+					c.say("node %s isn't in the index %s", ids.Text("nd_", row.id), t.name)
+				}
 			}
 		}
 	}

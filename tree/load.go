@@ -178,6 +178,12 @@ func (c *nodeColumns) fill(txn *memdb.Txn) error {
 		sorting.Go(func() { sort.Sort(&flat{c.keys[j], t.size, make([]byte, t.size)}) })
 	}
 	sorting.Wait()
+	// NodesWhere finds nodes by their CreateIndex.
+	for i, t, ks := 1, nodesByTree, c.keys[0]; i < len(ks)/t.size; i++ {
+		if one, two := ks[(i-1)*t.size:], ks[i*t.size:]; bytes.Equal(one[:24], two[:24]) {
+			return damagedRow(nodeRows, ids.Text("nd_", nodeKey(two[24:])), fmt.Errorf("it was made by the same write as %s", ids.Text("nd_", nodeKey(one[24:]))))
+		}
+	}
 	if err := nodeTable.fill(txn, c.ids, c.rows); err != nil {
 		return err
 	}

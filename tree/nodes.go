@@ -47,8 +47,15 @@ var (
 	nodesPinned = paged[struct{}]{nodes + "/" + pinned, 16 + 16, 6}
 	// What a watcher that comes back has missed, however large the tree is. Key: tree, ModifyIndex, node.
 	nodesByChange = paged[struct{}]{nodes + "/" + byChange, 16 + 8 + 16, 8}
+	// NodesWhere: the few of a tree that are at one level, have one status, or a label. Each finds a CreateIndex, which
+	// nodesByTree has the node of: half the memory. Keys: tree, depth, CreateIndex; tree, status, CreateIndex;
+	// hash of tree and label, CreateIndex, once for each label.
+	nodesByDepth   = paged[struct{}]{nodes + "/" + byDepth, 16 + 4 + 8, 9}
+	nodesByCapture = paged[struct{}]{nodes + "/" + byCapture, 16 + 1 + 8, 10}
+	nodesByLabel   = paged[struct{}]{nodes + "/" + byLabel, 8 + 8, 11}
 
-	nodeIndexes = []paged[struct{}]{nodesByTree, nodesByParent, nodesByCheckpoint, nodesByPayload, nodesPending, nodesPinned, nodesByChange}
+	nodeIndexes = []paged[struct{}]{nodesByTree, nodesByParent, nodesByCheckpoint, nodesByPayload, nodesPending, nodesPinned, nodesByChange,
+		nodesByDepth, nodesByCapture, nodesByLabel}
 )
 
 // refs is what the store itself needs of a node, read without making a Node.
@@ -59,31 +66,88 @@ type refs struct {
 	create, modify               uint64
 	payload                      [32]byte
 	hasPayload, pinned           bool
+	labels                       []uint64 // labelHash of each, ascending
 }
 
-// refsKeys are a node's keys in each of nodeIndexes; nil: it isn't in it.
-type refsKeys [7][]byte
+// refsKeys are a node's keys in each of nodeIndexes, back to back; nil: it isn't in it.
+type refsKeys [10][]byte
 
 func (f *refs) keys() (ks refsKeys) {
-	u64 := binary.BigEndian.AppendUint64
-	ks[0] = append(u64(f.tree[:16:16], f.create), f.id[:]...)
+	room := nodesByLabel.size * len(f.labels)
+	for _, t := range nodeIndexes {
+		room += t.size
+	}
+	b := make([]byte, 0, room)
+	u32, u64 := binary.BigEndian.AppendUint32, binary.BigEndian.AppendUint64
+	cut := func() []byte { // what was appended since
+		k := slices.Clip(b)
+		b = b[len(b):]
+		return k
+	}
+	b = append(u64(append(b, f.tree[:]...), f.create), f.id[:]...)
+	ks[0] = cut()
 	if f.parent != (nodeKey{}) {
-		ks[1] = append(binary.BigEndian.AppendUint32(f.parent[:16:16], uint32(f.ordinal)), f.id[:]...)
+		b = append(u32(append(b, f.parent[:]...), uint32(f.ordinal)), f.id[:]...)
+		ks[1] = cut()
 	}
 	if f.checkpoint != (nodeKey{}) {
-		ks[2] = append(f.checkpoint[:16:16], f.id[:]...)
+		b = append(append(b, f.checkpoint[:]...), f.id[:]...)
+		ks[2] = cut()
 	}
 	if f.hasPayload {
-		ks[3] = append(f.payload[:32:32], f.id[:]...)
+		b = append(append(b, f.payload[:]...), f.id[:]...)
+		ks[3] = cut()
 	}
 	if f.capture == Recorded {
-		ks[4] = append(u64(nil, f.create), f.id[:]...)
+		b = append(u64(b, f.create), f.id[:]...)
+		ks[4] = cut()
 	}
 	if f.pinned {
-		ks[5] = append(f.tree[:16:16], f.id[:]...)
+		b = append(append(b, f.tree[:]...), f.id[:]...)
+		ks[5] = cut()
 	}
-	ks[6] = append(u64(f.tree[:16:16], f.modify), f.id[:]...)
+	b = append(u64(append(b, f.tree[:]...), f.modify), f.id[:]...)
+	ks[6] = cut()
+	b = u64(u32(append(b, f.tree[:]...), uint32(f.depth)), f.create)
+	ks[7] = cut()
+	b = u64(append(append(b, f.tree[:]...), byte(f.capture)), f.create)
+	ks[8] = cut()
+	for _, l := range f.labels {
+		b = u64(u64(b, l), f.create)
+	}
+	if len(f.labels) > 0 {
+		ks[9] = cut()
+	}
 	return ks
+}
+
+// of are a node's keys in one of nodeIndexes.
+func (ks *refsKeys) of(i int) iter.Seq[[]byte] { return slices.Chunk(ks[i], nodeIndexes[i].size) }
+
+func (ks *refsKeys) has(i int, key []byte) bool {
+	for k := range ks.of(i) {
+		if bytes.Equal(k, key) {
+			return true
+		}
+	}
+	return false
+}
+
+// labelHash finds a label of a tree's node. Two labels may have the same: who looks for one compares it, too.
+func labelHash[T string | []byte](tree nodeKey, k, v T) uint64 {
+	const prime = 1099511628211 // FNV-1a
+	h := uint64(14695981039346656037)
+	for _, b := range tree {
+		h = (h ^ uint64(b)) * prime
+	}
+	for i := range len(k) {
+		h = (h ^ uint64(k[i])) * prime
+	}
+	h *= prime // between the two
+	for i := range len(v) {
+		h = (h ^ uint64(v[i])) * prime
+	}
+	return h
 }
 
 // layoutRefs reads layoutNode's fields.
@@ -95,6 +159,7 @@ func layoutRefs(c *coder, f *refs) {
 	signed(c, 5, &f.ordinal)
 	unsigned(c, 10, &f.capture)
 	c.key(11, &f.checkpoint, "ck_")
+	c.labelRefs(16, f)
 	if b, ok := c.takeBytes(18); ok {
 		f.hasPayload = true
 		if len(b) == 2*len(f.payload) {
@@ -108,6 +173,35 @@ func layoutRefs(c *coder, f *refs) {
 	c.flag(20, &f.pinned)
 	unsigned(c, 28, &f.modify)
 	unsigned(c, 29, &f.create)
+}
+
+// labelRefs reads what layoutNode's labels are found by.
+func (c *coder) labelRefs(n protowire.Number, f *refs) {
+	type entry struct{ key, value []byte }
+	var last []byte
+	for c.at(n) {
+		b, ok := c.takeBytes(n)
+		if !ok {
+			return
+		}
+		var e entry
+		if err := decodeInto(&e, b, func(c *coder, e *entry) { e.key, _ = c.takeBytes(1); e.value, _ = c.takeBytes(2) }); err != nil {
+			c.fail(fmt.Errorf("in field %d: %w", n, err))
+			return
+		}
+		if len(f.labels) > 0 && bytes.Compare(last, e.key) >= 0 {
+			c.fail(errOrder)
+			return
+		}
+		last = e.key
+		f.labels = append(f.labels, labelHash(f.tree, e.key, e.value))
+	}
+	f.sortLabels()
+}
+
+func (f *refs) sortLabels() {
+	slices.Sort(f.labels)
+	f.labels = slices.Compact(f.labels)
 }
 
 // key reads an id that must be one.
@@ -142,6 +236,10 @@ func refsOf(n *Node) *refs {
 		f.hasPayload = true
 		_, _ = hex.Decode(f.payload[:], []byte(n.PayloadDigest))
 	}
+	for k, v := range n.Labels {
+		f.labels = append(f.labels, labelHash(f.tree, k, v))
+	}
+	f.sortLabels()
 	return f
 }
 
@@ -392,10 +490,9 @@ func (tx *Tx) dropNodes(gone []*Node) {
 		tx.set(rowKey(nodeRows, string(n.ID)), nil)
 		f := refsOf(n)
 		keys[i] = f.id[:]
-		for j, k := range f.keys() {
-			if k != nil {
-				in[j] = append(in[j], k)
-			}
+		ks := f.keys()
+		for j := range ks {
+			in[j] = slices.AppendSeq(in[j], ks.of(j))
 		}
 	}
 	slices.SortFunc(keys, bytes.Compare)
@@ -419,11 +516,15 @@ func (tx *Tx) reindex(old, now *refs) {
 		if bytes.Equal(was[i], is[i]) {
 			continue
 		}
-		if was[i] != nil {
-			t.drop(tx, was[i])
+		for k := range was.of(i) {
+			if !is.has(i, k) {
+				t.drop(tx, k)
+			}
 		}
-		if is[i] != nil {
-			t.put(tx, is[i], struct{}{})
+		for k := range is.of(i) {
+			if !was.has(i, k) {
+				t.put(tx, k, struct{}{})
+			}
 		}
 	}
 }

@@ -52,15 +52,15 @@ func (t paged[V]) from(r reader, key []byte) func() *page[V] {
 	}
 }
 
-// recent are pages that the changes of a group have just looked up, two of each table: changes
-// that come together are mostly of the same trees. What lies between a key that was
+// recent are pages that the changes of a group have just looked up, four of each table: changes
+// that come together are mostly of the same trees, and have the same labels. What lies between a key that was
 // looked up and the end of its page belongs to that page, until the table's pages change.
-type recent [9]struct {
-	pages [2]struct {
+type recent [12]struct {
+	pages [4]struct {
 		low  [48]byte
 		page any
 	}
-	older int
+	next int // to be given away
 }
 
 // home is the page that a key belongs to; nil: none.
@@ -72,15 +72,15 @@ func (t paged[V]) home(r reader, key []byte) *page[V] {
 	for i := range known.pages {
 		e := &known.pages[i]
 		if p, ok := e.page.(*page[V]); ok && bytes.Compare(e.low[:t.size], key) <= 0 && bytes.Compare(key, p.upto) <= 0 {
-			known.older = 1 - i
+			known.next = (i + 1) % len(known.pages)
 			return p
 		}
 	}
 	p := t.from(r, key)()
 	if p != nil {
-		e := &known.pages[known.older]
+		e := &known.pages[known.next]
 		copy(e.low[:], key)
-		e.page, known.older = p, 1-known.older
+		e.page, known.next = p, (known.next+1)%len(known.pages)
 	}
 	return p
 }

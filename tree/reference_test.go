@@ -350,6 +350,21 @@ func (r *reference) seen() map[string]string {
 			}
 		}
 		m["of "+string(id)] = fmt.Sprint(of)
+		labels := map[string]bool{}
+		for _, n := range of {
+			labels[p.nodes[n].label] = true
+		}
+		for name, w := range asked(labels) {
+			var fit []ids.Node
+			for _, id := range of {
+				n := p.nodes[id]
+				l, named := w.Labels["l"]
+				if (len(w.Capture) == 0 || slices.Contains(w.Capture, n.capture)) && (!named || n.label == l) && (w.Depth == nil || n.depth == *w.Depth) {
+					fit = append(fit, id)
+				}
+			}
+			m[string(id)+" "+name] = fmt.Sprint(fit)
+		}
 	}
 	used := map[string]bool{}
 	for id, n := range p.nodes {
@@ -551,6 +566,13 @@ func (k *realKeeper) seen() map[string]string {
 	for t := range v.Trees() {
 		m[string(t.ID)] = fmt.Sprint(plainRoot{t.Root, t.Closed})
 		m["of "+string(t.ID)] = fmt.Sprint(idsOf(v.NodesOf(t.ID)))
+		labels := map[string]bool{}
+		for n := range v.NodesOf(t.ID) {
+			labels[n.Labels["l"]] = true
+		}
+		for name, w := range asked(labels) {
+			m[string(t.ID)+" "+name] = fmt.Sprint(idsOf(v.NodesWhere(t.ID, w)))
+		}
 		for n := range v.NodesOf(t.ID) {
 			if full, err := v.FullNode(n.ID); err != nil || full.ModifyIndex != n.ModifyIndex {
 				k.t.Fatalf("node %s: %v, %v", n.ID, full, err)
@@ -581,6 +603,33 @@ func (k *realKeeper) seen() map[string]string {
 	}
 	m["condemned"] = fmt.Sprint(slices.Sorted(v.Condemned()))
 	return m
+}
+
+// asked are questions of the nodes of a tree in which there are some labels.
+func asked(labels map[string]bool) map[string]Where {
+	all := map[string]Where{"all": {}}
+	ask := func(w Where) {
+		depth := any("any")
+		if w.Depth != nil {
+			depth = *w.Depth
+		}
+		all[fmt.Sprint(w.Capture, w.Labels, depth)] = w
+	}
+	labels["never"] = true
+	for c := Recorded; c <= Withheld; c++ {
+		ask(Where{Capture: []Capture{c, 77}})
+	}
+	for depth := range int32(4) {
+		ask(Where{Depth: &depth})
+		ask(Where{Depth: &depth, Capture: []Capture{Withheld, Captured, Captured}})
+		for l := range labels {
+			is := map[string]string{"l": l}
+			ask(Where{Labels: is})
+			ask(Where{Labels: is, Capture: []Capture{Proven, Captured}})
+			ask(Where{Labels: is, Depth: &depth, Capture: []Capture{Captured}})
+		}
+	}
+	return all
 }
 
 func sprint(a ...any) string { return fmt.Sprint(a...) }

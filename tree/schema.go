@@ -7,9 +7,7 @@ import (
 )
 
 // Tables and indexes in memory, each with its reason. Of nodes there are many: they and
-// their indexes lie in pages (nodes.go). What is asked of one tree at a time (verdicts, status,
-// labels, depth, times) is filtered from that tree's nodes: it costs what the tree is
-// large, however many others there are.
+// their indexes lie in pages (nodes.go).
 const (
 	trees       = "trees"
 	runs        = "runs"
@@ -40,6 +38,9 @@ const (
 	pending      = "pending"
 	pinned       = "pinned"
 	byChange     = "change"
+	byDepth      = "depth"
+	byCapture    = "capture"
+	byLabel      = "label"
 	byRun        = "run"
 	byResident   = "resident"
 	byCondemned  = "condemned"
@@ -85,6 +86,7 @@ func runSchema() *memdb.TableSchema {
 func checkpointSchema() *memdb.TableSchema {
 	return tableOf(checkpoints,
 		identity[Checkpoint](),
+		// CheckpointsOf: the states of one tree, however many other trees have.
 		many(byTree, func(k *Checkpoint) []byte { return key(k.Tree) }),
 		// A snapshot is condemned once no checkpoint has it.
 		many(bySnapshot, func(k *Checkpoint) []byte { return optional(k.Snapshot) }),
@@ -109,6 +111,7 @@ func processSchema() *memdb.TableSchema {
 func sandboxSchema() *memdb.TableSchema {
 	return tableOf(sandboxes,
 		identity[Sandbox](),
+		// SandboxesOf: what closing a tree ends, and what keeps it in memory.
 		many(byTree, func(s *Sandbox) []byte { return key(s.Tree) }),
 		// A node that a sandbox stands at isn't pruned.
 		many(byNode, func(s *Sandbox) []byte { return optional(s.Head) }),
@@ -118,6 +121,7 @@ func sandboxSchema() *memdb.TableSchema {
 func imageSchema() *memdb.TableSchema {
 	return tableOf(images,
 		identity[Image](),
+		// Clients say a name; a name is one image's.
 		index(byName, true, indexer[Image]{keys: func(i *Image) [][]byte {
 			ks := make([][]byte, len(i.Names))
 			for j, n := range i.Names {

@@ -60,6 +60,26 @@ func TestDeepAndWideTreesCostNoMore(t *testing.T) {
 				t.Error(err)
 			}
 		}},
+		{"the nodes with a label, of a level, with a status", func(p place) {
+			mustUpdate(t, p.s, func(tx *Tx) error {
+				return tx.Annotate([]Annotation{{Node: p.at, Labels: map[string]string{"only": "here"}}})
+			})
+			v := p.s.View()
+			n, err := v.Node(p.at)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, w := range []Where{
+				{Labels: map[string]string{"only": "here"}}, {Depth: &n.Depth}, {Labels: map[string]string{"role": n.Labels["role"], "only": "here"}, Capture: []Capture{Captured, Proven}, Depth: &n.Depth},
+			} {
+				if got := idsOf(v.NodesWhere(n.Tree, w)); len(got) != 1 || got[0] != n.ID {
+					t.Errorf("%+v: %v, want %s alone", w, got, n.ID)
+				}
+			}
+			if got := idsOf(v.NodesWhere(n.Tree, Where{Capture: []Capture{Recorded, Withheld}})); len(got) != 0 {
+				t.Errorf("%v are neither", got)
+			}
+		}},
 		{"a sandbox that stands there", func(p place) {
 			sb := Sandbox{ID: ids.NewSandbox(), Tree: p.tr.ID, Head: p.at, Generation: ids.NewGeneration()}
 			mustUpdate(t, p.s, func(tx *Tx) error { return tx.PutSandbox(sb) })

@@ -55,9 +55,14 @@ func (d *daemon) importsWithin(ctx context.Context, archive []byte, start *boxwo
 	return stream.CloseAndRecv()
 }
 
-func (d *daemon) nodesOf(t testing.TB, tree string) (list []*boxwoodv1.Node) {
+func (d *daemon) nodesOf(t testing.TB, tree string) []*boxwoodv1.Node {
 	t.Helper()
-	stream, err := d.client.ListNodes(ctx(t), &boxwoodv1.ListNodesRequest{TreeId: tree})
+	return d.nodesWhere(t, &boxwoodv1.ListNodesRequest{TreeId: tree})
+}
+
+func (d *daemon) nodesWhere(t testing.TB, req *boxwoodv1.ListNodesRequest) (list []*boxwoodv1.Node) {
+	t.Helper()
+	stream, err := d.client.ListNodes(ctx(t), req)
 	for err == nil {
 		var n *boxwoodv1.Node
 		if n, err = stream.Recv(); err == nil {

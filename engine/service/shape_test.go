@@ -2,6 +2,8 @@ package service
 
 import (
 	"context"
+	"errors"
+	"io"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -111,6 +113,49 @@ func TestDeepAndWideTreesCostNoMore(t *testing.T) {
 			for range 4 {
 				_, err := d.client.GetNode(ctx(t), &boxwoodv1.GetNodeRequest{NodeId: n.GetId()})
 				must(err)
+			}
+		}, 1},
+		{"a turn's state, exported and given up", func(n *boxwoodv1.Node, _ *boxwoodv1.Sandbox) {
+			child := d.fork(t, n.GetId(), 1)[0]
+			made := d.run(t, child.GetId(), "date >/root/now").GetNode()
+			d.saved(t, made.GetId())
+			free(t, d, child)
+			archive, err := d.client.ExportTree(ctx(t), &boxwoodv1.ExportTreeRequest{NodeId: made.GetId()})
+			for err == nil {
+				_, err = archive.Recv()
+			}
+			if !errors.Is(err, io.EOF) {
+				t.Fatal(err)
+			}
+			_, err = d.client.Prune(ctx(t), &boxwoodv1.PruneRequest{NodeId: made.GetId(), StatesOnly: true})
+			must(err)
+			_, err = d.client.Prune(ctx(t), &boxwoodv1.PruneRequest{NodeId: made.GetId()})
+			must(err)
+		}, 1},
+		{"a pin", func(n *boxwoodv1.Node, _ *boxwoodv1.Sandbox) {
+			for range 4 {
+				_, err := d.client.Pin(ctx(t), &boxwoodv1.PinRequest{NodeIds: []string{n.GetId()}})
+				must(err)
+				_, err = d.client.Unpin(ctx(t), &boxwoodv1.UnpinRequest{NodeIds: []string{n.GetId()}})
+				must(err)
+			}
+		}, 1},
+		{"the nodes with a label, of a level, with a status", func(n *boxwoodv1.Node, _ *boxwoodv1.Sandbox) {
+			full, err := d.client.GetNode(ctx(t), &boxwoodv1.GetNodeRequest{NodeId: n.GetId()})
+			must(err)
+			_, err = d.client.Annotate(ctx(t), &boxwoodv1.AnnotateRequest{Annotations: []*boxwoodv1.NodeAnnotation{{NodeId: n.GetId(), Labels: map[string]string{"only": "here"}}}})
+			must(err)
+			for want, req := range map[string]*boxwoodv1.ListNodesRequest{
+				"label":                 {Labels: map[string]string{"only": "here"}},
+				"level":                 {Depth: &full.Depth, Labels: map[string]string{"only": "here"}, Capture: []boxwoodv1.CaptureStatus{full.GetCapture()}},
+				"below, one is asked":   {Under: n.GetId(), Limit: 1},
+				"":                      {Capture: []boxwoodv1.CaptureStatus{boxwoodv1.CaptureStatus_CAPTURE_STATUS_RECORDED}},
+				"of the tree, the root": {Limit: 1, Brief: true},
+			} {
+				req.TreeId = n.GetTreeId()
+				if got := d.nodesWhere(t, req); len(got) != min(len(want), 1) {
+					t.Errorf("%v are %d nodes", req, len(got))
+				}
 			}
 		}, 1},
 		{"an annotation", func(n *boxwoodv1.Node, _ *boxwoodv1.Sandbox) {

@@ -130,7 +130,11 @@ func (s *Service) ListNodes(req *boxwoodv1.ListNodesRequest, out grpc.ServerStre
 	if err := v.Load(ids.Tree(req.GetTreeId())); err != nil {
 		return err
 	}
-	nodes := v.NodesOf(ids.Tree(req.GetTreeId()))
+	want := tree.Where{Labels: req.GetLabels(), Depth: req.Depth}
+	for _, c := range req.GetCapture() {
+		want.Capture = append(want.Capture, tree.Capture(c))
+	}
+	nodes := v.NodesWhere(ids.Tree(req.GetTreeId()), want)
 	if req.GetUnder() != "" {
 		n, err := v.Node(ids.Node(req.GetUnder()))
 		if err != nil {
@@ -143,7 +147,7 @@ func (s *Service) ListNodes(req *boxwoodv1.ListNodesRequest, out grpc.ServerStre
 	}
 	sent := int64(0)
 	for n := range nodes {
-		if !wanted(v, req, n) {
+		if !want.Fits(n) || !wanted(v, req, n) {
 			continue
 		}
 		if !req.GetBrief() {
@@ -166,22 +170,12 @@ func (s *Service) ListNodes(req *boxwoodv1.ListNodesRequest, out grpc.ServerStre
 	return nil
 }
 
+// wanted is what tree.Where doesn't say.
 func wanted(v *tree.View, req *boxwoodv1.ListNodesRequest, n *tree.Node) bool {
-	if len(req.GetCapture()) > 0 && !slices.Contains(req.GetCapture(), boxwoodv1.CaptureStatus(n.Capture)) {
-		return false
-	}
 	if len(req.GetVerdict()) > 0 && !slices.Contains(req.GetVerdict(), boxwoodv1.Verdict(n.Verdict)) {
 		return false
 	}
-	if !hasLabels(n.Labels, req.GetLabels()) {
-		return false
-	}
-	if req.GetLeavesOnly() {
-		if v.HasChildren(n.ID) {
-			return false
-		}
-	}
-	return true
+	return !req.GetLeavesOnly() || !v.HasChildren(n.ID)
 }
 
 func (s *Service) WatchTree(req *boxwoodv1.WatchTreeRequest, out grpc.ServerStreamingServer[boxwoodv1.TreeEvent]) error {

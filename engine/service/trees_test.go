@@ -180,18 +180,7 @@ func TestAnnotateBackupAndWatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	for labels, want := range map[string]int{"v": 1, "w": 0} { // groups are labels: one call reads one
-		list, err := d.client.ListNodes(ctx(t), &boxwoodv1.ListNodesRequest{TreeId: root.GetTreeId(), Labels: map[string]string{"k": labels}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		n := 0
-		for ; ; n++ {
-			if _, err := list.Recv(); err == io.EOF {
-				break
-			} else if err != nil {
-				t.Fatal(err)
-			}
-		}
+		n := len(d.nodesWhere(t, &boxwoodv1.ListNodesRequest{TreeId: root.GetTreeId(), Labels: map[string]string{"k": labels}}))
 		if n != want {
 			t.Fatalf("%d nodes have k=%s, want %d", n, labels, want)
 		}

@@ -351,6 +351,8 @@ class Fake(State, boxwood_pb2_grpc.BoxwoodServicer):
     def ListNodes(self, request: Any, context: Any) -> Any:
         inside = self.below(request.under) if request.under else None
         parents = {n.parent_id for n in self.nodes.values()}
+        known = "depth" in request.DESCRIPTOR.fields_by_name  # not in those of 0.1
+        depth = request.depth if known and request.HasField("depth") else None
         count = 0
         for node in list(self.nodes.values()):
             if (
@@ -358,6 +360,7 @@ class Fake(State, boxwood_pb2_grpc.BoxwoodServicer):
                 or (inside is not None and node.id not in inside)
                 or (request.capture and node.capture not in request.capture)
                 or (request.verdict and node.verdict not in request.verdict)
+                or (depth is not None and node.depth != depth)
                 or not dict(request.labels).items() <= dict(node.labels).items()
                 or (request.leaves_only and node.id in parents)
             ):

@@ -83,6 +83,8 @@ def test_walking_a_tree(tree: boxwood.Tree, sandbox: boxwood.Sandbox) -> None:
     assert set(tree.nodes(leaves_only=True)) == {second, third}
     assert list(tree.nodes(verdict=[Verdict.NONE], under=first)) == [second]
     assert list(tree.nodes(verdict=["files"], capture=["captured"])) == [first, third]
+    assert list(tree.nodes(depth=0)) == [tree.root]
+    assert list(tree.nodes(depth=2, capture=["captured"])) == [second, third]
     assert len(list(tree.nodes(limit=2))) == 2
     assert next(iter(tree.nodes(brief=True, under=second))).observation.stdout == b""
     assert first.captured

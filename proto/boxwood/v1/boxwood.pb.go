@@ -7003,7 +7003,9 @@ type ListNodesRequest struct {
 	// Leave action, observation, effects and reasons out: much less to read.
 	Brief bool `protobuf:"varint,7,opt,name=brief,proto3" json:"brief,omitempty"`
 	// 0: no bound.
-	Limit         int64 `protobuf:"varint,8,opt,name=limit,proto3" json:"limit,omitempty"`
+	Limit int64 `protobuf:"varint,8,opt,name=limit,proto3" json:"limit,omitempty"`
+	// Only nodes at this level; the root is at 0.
+	Depth         *int32 `protobuf:"varint,9,opt,name=depth,proto3,oneof" json:"depth,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7090,6 +7092,13 @@ func (x *ListNodesRequest) GetBrief() bool {
 func (x *ListNodesRequest) GetLimit() int64 {
 	if x != nil {
 		return x.Limit
+	}
+	return 0
+}
+
+func (x *ListNodesRequest) GetDepth() int32 {
+	if x != nil && x.Depth != nil {
+		return *x.Depth
 	}
 	return 0
 }
@@ -10131,7 +10140,7 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\")\n" +
 	"\x0eGetNodeRequest\x12\x17\n" +
-	"\anode_id\x18\x01 \x01(\tR\x06nodeId\"\xef\x02\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\"\x94\x03\n" +
 	"\x10ListNodesRequest\x12\x17\n" +
 	"\atree_id\x18\x01 \x01(\tR\x06treeId\x12\x14\n" +
 	"\x05under\x18\x02 \x01(\tR\x05under\x123\n" +
@@ -10141,10 +10150,12 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\vleaves_only\x18\x06 \x01(\bR\n" +
 	"leavesOnly\x12\x14\n" +
 	"\x05brief\x18\a \x01(\bR\x05brief\x12\x14\n" +
-	"\x05limit\x18\b \x01(\x03R\x05limit\x1a9\n" +
+	"\x05limit\x18\b \x01(\x03R\x05limit\x12\x19\n" +
+	"\x05depth\x18\t \x01(\x05H\x00R\x05depth\x88\x01\x01\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"L\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\b\n" +
+	"\x06_depth\"L\n" +
 	"\x10WatchTreeRequest\x12\x17\n" +
 	"\atree_id\x18\x01 \x01(\tR\x06treeId\x12\x1f\n" +
 	"\vafter_index\x18\x02 \x01(\x04R\n" +
@@ -10820,6 +10831,7 @@ func file_boxwood_v1_boxwood_proto_init() {
 		(*Grader_Image)(nil),
 		(*Grader_NodeId)(nil),
 	}
+	file_boxwood_v1_boxwood_proto_msgTypes[84].OneofWrappers = []any{}
 	file_boxwood_v1_boxwood_proto_msgTypes[86].OneofWrappers = []any{
 		(*TreeEvent_Node)(nil),
 		(*TreeEvent_RemovedNodeId)(nil),

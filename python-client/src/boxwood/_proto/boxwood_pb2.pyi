@@ -2985,6 +2985,7 @@ class ListNodesRequest(google.protobuf.message.Message):
     LEAVES_ONLY_FIELD_NUMBER: builtins.int
     BRIEF_FIELD_NUMBER: builtins.int
     LIMIT_FIELD_NUMBER: builtins.int
+    DEPTH_FIELD_NUMBER: builtins.int
     tree_id: builtins.str
     under: builtins.str
     """Only this node and what lies below it."""
@@ -2993,6 +2994,8 @@ class ListNodesRequest(google.protobuf.message.Message):
     """Leave action, observation, effects and reasons out: much less to read."""
     limit: builtins.int
     """0: no bound."""
+    depth: builtins.int
+    """Only nodes at this level; the root is at 0."""
     @property
     def capture(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___CaptureStatus.ValueType]: ...
     @property
@@ -3010,8 +3013,11 @@ class ListNodesRequest(google.protobuf.message.Message):
         leaves_only: builtins.bool = ...,
         brief: builtins.bool = ...,
         limit: builtins.int = ...,
+        depth: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["brief", b"brief", "capture", b"capture", "labels", b"labels", "leaves_only", b"leaves_only", "limit", b"limit", "tree_id", b"tree_id", "under", b"under", "verdict", b"verdict"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_depth", b"_depth", "depth", b"depth"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_depth", b"_depth", "brief", b"brief", "capture", b"capture", "depth", b"depth", "labels", b"labels", "leaves_only", b"leaves_only", "limit", b"limit", "tree_id", b"tree_id", "under", b"under", "verdict", b"verdict"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_depth", b"_depth"]) -> typing.Literal["depth"] | None: ...
 
 global___ListNodesRequest = ListNodesRequest
 

@@ -122,6 +122,7 @@ class Tree:
         capture: Iterable[CaptureStatus | str] = (),
         verdict: Iterable[Verdict | str] = (),
         labels: Mapping[str, str] | None = None,
+        depth: int | None = None,
         leaves_only: bool = False,
         brief: bool = False,
         limit: int = 0,
@@ -133,6 +134,7 @@ class Tree:
             capture: Only nodes with one of these.
             verdict: Only nodes with one of these.
             labels: Only nodes with all of these.
+            depth: Only nodes at this level; the root is at 0.
             leaves_only: Only nodes without children.
             brief: Leave observations and effects out.
             limit: At most so many; 0: all.
@@ -143,6 +145,7 @@ class Tree:
             capture=[pb.CaptureStatus.Value(f"CAPTURE_STATUS_{str(word).upper()}") for word in capture],
             verdict=[pb.Verdict.Value(f"VERDICT_{str(word).upper()}") for word in verdict],
             labels=labels or {},
+            depth=depth,
             leaves_only=leaves_only,
             brief=brief,
             limit=limit,
