@@ -42,6 +42,7 @@ type Options struct {
 	SlowFlush time.Duration
 
 	archiveStep int // how many nodes of a tree one change archives; 0: 512
+	maxBackup   int // how many nodes a Backup of several items may change; 0: 100,000
 }
 
 func (o Options) withDefaults() Options {
@@ -51,7 +52,7 @@ func (o Options) withDefaults() Options {
 	for _, d := range []struct {
 		p *int
 		v int
-	}{{&o.MaxWatchBuffer, 4096}, {&o.MaxReplies, 100_000}, {&o.MaxRemovals, 65_536}} {
+	}{{&o.MaxWatchBuffer, 4096}, {&o.MaxReplies, 100_000}, {&o.MaxRemovals, 65_536}, {&o.maxBackup, 100_000}} {
 		if *d.p == 0 {
 			*d.p = d.v
 		}

@@ -1,8 +1,10 @@
 package tree
 
 import (
+	"cmp"
 	"maps"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/boxwood-rl/boxwood/internal/fault"
@@ -169,8 +171,12 @@ type BackupItem struct {
 	Value float64
 }
 
-// Backup carries values to the root, item by item in their order; it says how
+// Backup carries values to the root, as if item by item in their order (but for the rounding of sums); it says how
 // many nodes changed. discount is for Discounted, above 0 and at most 1.
+//
+// Each node of the paths is read and written once, however many items come through it, and there is a
+// bound: other changes wait meanwhile. Several items that would change more than 100,000
+// nodes (about a second) are refused as Invalid "too_many"; one is always taken.
 func (tx *Tx) Backup(items []BackupItem, rule BackupRule, discount float64) (changed int, err error) {
 	if rule < Sum || rule > Discounted {
 		return 0, invalid("there is no backup rule %d", rule)
@@ -178,55 +184,70 @@ func (tx *Tx) Backup(items []BackupItem, rule BackupRule, discount float64) (cha
 	if rule == Discounted && !(discount > 0 && discount <= 1) {
 		return 0, invalid("a discount of %v: it must be above 0 and at most 1", discount)
 	}
-	type step struct{ old, now *Node }
-	work := map[ids.Node]*Node{}
-	var order []step
-	for _, item := range items {
+	carried := map[ids.Node]*carrier{}
+	var order []*carrier
+	for i, item := range items {
 		if !isFinite(item.Value) {
 			return 0, invalid("the value of node %s is %v: it must be a finite number", item.Node, item.Value)
 		}
-		v := item.Value
-		for id := item.Node; id != ""; {
-			n := work[id]
-			if n == nil {
-				old, err := tx.Node(id)
-				if err != nil {
-					return 0, err
-				}
-				c := *old
-				n = &c
-				work[id], order = n, append(order, step{old, n})
+		for id := item.Node; id != "" && carried[id] == nil; {
+			n, err := tx.Node(id)
+			if err != nil {
+				return 0, err
 			}
-			carry(n, v, rule)
-			if rule == Discounted {
-				v *= discount
+			c := &carrier{node: n}
+			carried[id], order = c, append(order, c)
+			if i > 0 && len(order) > tx.s.o.maxBackup {
+				return 0, fault.New(fault.Invalid, "too_many", "the values of %d items would change more than %d nodes", len(items), tx.s.o.maxBackup).
+					WithHint("make several calls of it")
 			}
 			id = n.Parent
 		}
+		carried[item.Node].take(1, item.Value, rule)
 	}
-	for _, s := range order {
-		if !isFinite(s.now.Value) {
-			return 0, fault.New(fault.Precondition, "value_overflow", "the value of node %s would not be a finite number", s.now.ID)
+	deepest := func(a, b *carrier) int { return cmp.Compare(b.node.Depth, a.node.Depth) }
+	for _, c := range slices.SortedStableFunc(slices.Values(order), deepest) {
+		if up := carried[c.node.Parent]; up != nil {
+			v := c.value
+			if rule == Discounted {
+				v *= discount
+			}
+			up.take(c.visits, v, rule)
 		}
-		if err := tx.rewrite(s.old, *s.now); err != nil {
+	}
+	for _, c := range order {
+		n, sum := *c.node, carrier{visits: c.node.Visits, value: c.node.Value}
+		sum.take(c.visits, c.value, rule)
+		if n.Visits, n.Value = sum.visits, sum.value; !isFinite(n.Value) {
+			return 0, fault.New(fault.Precondition, "value_overflow", "the value of node %s would not be a finite number", n.ID)
+		}
+		if err := tx.rewrite(c.node, n); err != nil {
 			return 0, err
 		}
 	}
 	return len(order), nil
 }
 
-func carry(n *Node, v float64, rule BackupRule) {
-	n.Visits++
+// carrier is what items together carry to a node.
+type carrier struct {
+	node   *Node
+	visits int64
+	value  float64
+}
+
+// take adds what some visits carry, v together.
+func (c *carrier) take(visits int64, v float64, rule BackupRule) {
+	c.visits += visits
 	switch rule {
 	case Sum, Discounted:
-		n.Value += v
+		c.value += v
 	case Mean:
-		n.Value += (v - n.Value) / float64(n.Visits)
+		c.value += (v - c.value) / (float64(c.visits) / float64(visits))
 	case Max:
-		if n.Visits == 1 {
-			n.Value = v
+		if c.visits == visits {
+			c.value = v
 		} else {
-			n.Value = math.Max(n.Value, v)
+			c.value = math.Max(c.value, v)
 		}
 	}
 }

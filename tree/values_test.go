@@ -5,6 +5,8 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -87,6 +89,120 @@ func TestBackupByManyWorkers(t *testing.T) {
 	if n, _ := s.View().Node(tr.Root); n.Value != 200 || n.Visits != 200 {
 		t.Fatalf("the root has %v of %d visits, want 200 of 200", n.Value, n.Visits)
 	}
+}
+
+// If it fails, a trainer that carries up what many workers found, in one call, gets other values than one item at a time would give.
+func TestBackupOfManyItemsIsAsOneByOne(t *testing.T) {
+	rnd := newRand(rand.Uint64())
+	for _, rule := range []BackupRule{Sum, Mean, Max, Discounted} {
+		var stores [2]*Store
+		for i := range stores {
+			stores[i] = mustOpen(t, "state", memory())
+		}
+		// The same nodes in both: a tree, and another one.
+		roots := []Tree{{ID: ids.NewTree(), Root: ids.NewNode()}, {ID: ids.NewTree(), Root: ids.NewNode()}}
+		type child struct{ id, parent ids.Node }
+		var all []child
+		for range 60 {
+			parent := roots[rnd.IntN(2)].Root
+			if len(all) > 0 && rnd.IntN(4) > 0 {
+				parent = all[rnd.IntN(len(all))].id
+			}
+			all = append(all, child{ids.NewNode(), parent})
+		}
+		value := -0.5 // without a visit, as a value network gives it
+		for _, s := range stores {
+			mustUpdate(t, s, func(tx *Tx) error {
+				for _, r := range roots {
+					if err := tx.PutTree(r); err != nil {
+						return err
+					}
+					if _, err := tx.AddNode(Node{ID: r.Root, Tree: r.ID, Capture: Withheld, WithheldReason: "no"}); err != nil {
+						return err
+					}
+				}
+				for _, c := range all {
+					p, err := tx.Node(c.parent)
+					if err != nil {
+						return err
+					}
+					if _, err := tx.AddNode(Node{ID: c.id, Tree: p.Tree, Parent: p.ID, Capture: Withheld, WithheldReason: "no"}); err != nil {
+						return err
+					}
+				}
+				return tx.Annotate([]Annotation{{Node: roots[0].Root, Value: &value}, {Node: all[7].id, Value: &value}})
+			})
+		}
+		for range 3 {
+			var items []BackupItem
+			for range 100 {
+				items = append(items, BackupItem{all[rnd.IntN(len(all))].id, rnd.Float64()*4 - 2})
+			}
+			mustUpdate(t, stores[0], func(tx *Tx) error { _, err := tx.Backup(items, rule, 0.9); return err })
+			for _, item := range items {
+				mustUpdate(t, stores[1], func(tx *Tx) error { _, err := tx.Backup([]BackupItem{item}, rule, 0.9); return err })
+			}
+		}
+		for _, r := range roots {
+			for n := range stores[0].View().NodesOf(r.ID) {
+				one, _ := stores[1].View().Node(n.ID)
+				if n.Visits != one.Visits || math.Abs(n.Value-one.Value) > 1e-9 {
+					t.Errorf("rule %d: node %s at depth %d has %v of %d visits; one by one %v of %d", rule, n.ID, n.Depth, n.Value, n.Visits, one.Value, one.Visits)
+				}
+			}
+		}
+	}
+}
+
+// If it fails, a backup of many items holds up all other changes for items times levels, or for as many nodes as there are.
+func TestBackupIsBounded(t *testing.T) {
+	s := mustOpen(t, "state", memory())
+	tr := mustTree(t, s)
+	var leaf ids.Node
+	mustUpdate(t, s, func(tx *Tx) error {
+		p, err := tx.Node(tr.Root)
+		for range 2000 {
+			if err == nil {
+				p, err = tx.AddNode(Node{ID: ids.NewNode(), Tree: tr.ID, Parent: p.ID, Capture: Withheld, WithheldReason: "no"})
+				leaf = p.ID
+			}
+		}
+		return err
+	})
+	cost := func(items int) time.Duration {
+		var least time.Duration
+		for range 3 {
+			before := cpuTime()
+			mustUpdate(t, s, func(tx *Tx) error {
+				_, err := tx.Backup(slices.Repeat([]BackupItem{{leaf, 1}}, items), Sum, 0)
+				return err
+			})
+			if took := cpuTime() - before; least == 0 || took < least {
+				least = took
+			}
+		}
+		return least
+	}
+	one, many := cost(1), cost(10_000)
+	t.Logf("a path of 2,000 levels: %v for one item, %v for 10,000", one, many)
+	if many > 8*one {
+		t.Errorf("10,000 items take %.1f times as long as one", float64(many)/float64(one))
+	}
+
+	// Each leaf with a path of its own, and one node too many.
+	var leaves []BackupItem
+	for range 6 {
+		a := mustNode(t, s, tr.Root)
+		leaves = append(leaves, BackupItem{mustNode(t, s, a.ID).ID, 1})
+	}
+	s.o.maxBackup = 12
+	_, err := s.Update(context.Background(), func(tx *Tx) error { _, err := tx.Backup(leaves, Sum, 0); return err })
+	wantFault(t, err, fault.Invalid, "too_many")
+	if n, _ := s.View().Node(leaves[0].Node); n.Visits != 0 {
+		t.Error("a backup that was refused changed a node")
+	}
+	mustUpdate(t, s, func(tx *Tx) error { _, err := tx.Backup(leaves[:5], Sum, 0); return err })
+	mustUpdate(t, s, func(tx *Tx) error { _, err := tx.Backup([]BackupItem{{leaf, 1}}, Sum, 0); return err })
 }
 
 func TestRefusedValues(t *testing.T) {
