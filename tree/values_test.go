@@ -11,6 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 )
@@ -203,6 +206,100 @@ func TestBackupIsBounded(t *testing.T) {
 	}
 	mustUpdate(t, s, func(tx *Tx) error { _, err := tx.Backup(leaves[:5], Sum, 0); return err })
 	mustUpdate(t, s, func(tx *Tx) error { _, err := tx.Backup([]BackupItem{{leaf, 1}}, Sum, 0); return err })
+}
+
+// If it fails, a backup can be seen, or be there after a crash, on a part of its path, or loses what another one adds meanwhile. Workers
+// carry values up one path and another that joins it, while readers look and the disk is copied as a power loss at each of its writes would leave it.
+func TestBackupIsWhole(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	disk := vfs.NewCrashableMem()
+	var mu sync.Mutex // of what follows
+	var copies []*vfs.MemFS
+	rnd, armed := newRand(seed), false
+	fs := errorfs.Wrap(disk, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if armed && op.Kind.ReadOrWrite() == errorfs.OpIsWrite && len(copies) < 40 {
+			copies = append(copies, disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 50, RNG: rnd}))
+		}
+		return nil
+	}))
+	s := mustOpen(t, "state", Options{FS: fs})
+	tr := mustTree(t, s)
+	path := []ids.Node{tr.Root}
+	for range 20 {
+		path = append(path, mustNode(t, s, path[len(path)-1]).ID)
+	}
+	aside := mustNode(t, s, path[10]).ID
+	whole := func(when string, s *Store) {
+		v := s.View()
+		n := map[ids.Node]float64{}
+		for _, id := range append(path, aside) {
+			node, err := v.Node(id)
+			if err != nil {
+				t.Error(when, err)
+				return
+			}
+			if n[id] = node.Value; float64(node.Visits) != node.Value {
+				t.Errorf("%s: node %s has %v of %d visits", when, id, node.Value, node.Visits)
+			}
+		}
+		for i, id := range path {
+			want := n[path[20]]
+			if i <= 10 {
+				want += n[aside]
+			}
+			if n[id] != want {
+				t.Errorf("%s: level %d has %v, and %v came up to it", when, i, n[id], want)
+				return
+			}
+		}
+	}
+	mu.Lock()
+	armed = true
+	mu.Unlock()
+	const workers, each = 4, 10
+	var working, reading sync.WaitGroup
+	for range workers {
+		working.Go(func() {
+			for range each {
+				mustUpdate(t, s, func(tx *Tx) error {
+					_, err := tx.Backup([]BackupItem{{path[20], 1}, {aside, 1}, {path[20], 1}}, Sum, 0)
+					return err
+				})
+			}
+		})
+	}
+	done := make(chan struct{})
+	reading.Go(func() {
+		for {
+			select {
+			case <-done:
+				return
+			default:
+				whole("meanwhile", s)
+			}
+		}
+	})
+	working.Wait()
+	close(done)
+	reading.Wait()
+	whole("at the end", s)
+	if n, _ := s.View().Node(tr.Root); n.Value != 3*workers*each {
+		t.Errorf("the root has %v, and %d came up to it", n.Value, 3*workers*each)
+	}
+	mu.Lock()
+	armed = false
+	mu.Unlock()
+	if len(copies) < 10 {
+		t.Fatalf("the disk was written to %d times", len(copies))
+	}
+	for i, c := range copies {
+		s := mustOpen(t, "state", Options{FS: c})
+		whole(fmt.Sprintf("after a power loss at write %d", i), s)
+		mustClose(t, s)
+	}
 }
 
 func TestRefusedValues(t *testing.T) {

@@ -21,12 +21,13 @@ import (
 type acked struct {
 	node    *boxwoodv1.Node
 	content string
+	asked   *boxwoodv1.RunTurnRequest
 }
 
 // Kills the daemon at random instants in the middle of turns. Every node that
 // was acknowledged must be there afterwards; every one that reported captured
 // must fork to its content; every other must be captured again or withheld
-// with a reason.
+// with a reason. Whoever asks with the same key again is told the same, and nothing runs.
 func TestKilledDaemonKeepsEveryAcknowledgedNode(t *testing.T) {
 	testenv.Require(t, testenv.Root, testenv.BPF, testenv.Btrfs)
 	seed := uint64(time.Now().UnixNano())
@@ -47,10 +48,10 @@ func TestKilledDaemonKeepsEveryAcknowledgedNode(t *testing.T) {
 			wg.Add(1)
 			go func() {
 				defer wg.Done()
-				d.work(stop, sb.GetId(), fmt.Sprintf("%d-%d", round, w), func(n *boxwoodv1.Node, content string) {
+				d.work(stop, sb.GetId(), fmt.Sprintf("%d-%d", round, w), func(n *boxwoodv1.Node, content string, asked *boxwoodv1.RunTurnRequest) {
 					mu.Lock()
 					defer mu.Unlock()
-					all = append(all, acked{n, content})
+					all = append(all, acked{n, content, asked})
 					if n.GetCapture() == boxwoodv1.CaptureStatus_CAPTURE_STATUS_CAPTURED {
 						wasCaptured[n.GetId()] = true
 					}
@@ -72,11 +73,11 @@ func TestKilledDaemonKeepsEveryAcknowledgedNode(t *testing.T) {
 }
 
 // work runs turns until the daemon is gone; every second one waits for its capture.
-func (d *daemon) work(ctx context.Context, sandbox, name string, heard func(*boxwoodv1.Node, string)) {
+func (d *daemon) work(ctx context.Context, sandbox, name string, heard func(*boxwoodv1.Node, string, *boxwoodv1.RunTurnRequest)) {
 	content := ""
 	for i := 0; ; i++ {
 		line := fmt.Sprintf("%s turn %d\n", name, i)
-		req := &boxwoodv1.RunTurnRequest{SandboxId: sandbox, Command: &boxwoodv1.Command{Argv: [][]byte{
+		req := &boxwoodv1.RunTurnRequest{SandboxId: sandbox, IdempotencyKey: fmt.Sprint(sandbox, " ", i), Command: &boxwoodv1.Command{Argv: [][]byte{
 			[]byte("sh"), []byte("-c"), []byte("printf '%s' '" + line + "' >> /root/log")}}}
 		if i%2 == 1 {
 			req.Ack = boxwoodv1.Ack_ACK_CAPTURED
@@ -95,7 +96,7 @@ func (d *daemon) work(ctx context.Context, sandbox, name string, heard func(*box
 			}
 			if r := m.GetResult(); r != nil {
 				content += line
-				heard(r.GetNode(), content)
+				heard(r.GetNode(), content, req)
 			}
 		}
 	}
@@ -108,6 +109,9 @@ func checkAcked(t *testing.T, d *daemon, all []acked, wasCaptured map[string]boo
 		n, err := d.client.GetNode(ctx(t), &boxwoodv1.GetNodeRequest{NodeId: a.node.GetId()})
 		if err != nil {
 			t.Fatalf("an acknowledged node is gone: %v", err)
+		}
+		if again, err := d.tryRun(t, a.asked); err != nil || again.GetNode().GetId() != n.GetId() {
+			t.Fatalf("the key of node %s is answered with %v, %v", n.GetId(), again, err)
 		}
 		if n.GetCapture() == boxwoodv1.CaptureStatus_CAPTURE_STATUS_RECORDED {
 			n = d.captured(t, n.GetId())[0]
