@@ -146,7 +146,7 @@ func (t nodeTable) Each(of ids.Tree) iter.Seq2[stats.NodeRow, error] {
 				if fault.Is(err, fault.NotFound) {
 					continue // pruned since the view was taken
 				}
-				row := stats.NodeRow{Node: full}
+				row := stats.NodeRow{Node: full, Policy: t.Defaults.Capture}
 				if err == nil && n.Checkpoint != "" {
 					row.Restores, _ = v.Checkpoint(n.Checkpoint)
 				}

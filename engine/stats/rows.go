@@ -223,4 +223,6 @@ type NodeRow struct {
 	*tree.Node
 	// Restores is the checkpoint that Node.Checkpoint names; nil if there is none.
 	Restores *tree.Checkpoint
+	// Policy is that of its tree; 0: sparse.
+	Policy tree.CapturePolicy
 }

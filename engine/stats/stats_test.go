@@ -409,7 +409,7 @@ func TestRealClientsReadTheTables(t *testing.T) {
 	node := &tree.Node{ID: "nd_2", Tree: "tr_a", Parent: "nd_1", Depth: 1, Verdict: tree.Files, Capture: tree.Captured,
 		Checkpoint: "ck_1", Rewards: map[string]float64{"tests": 1}, Action: tree.Action{Text: []byte("echo \xff")}}
 	checkpoint := &tree.Checkpoint{ID: "ck_1", Node: "nd_2", Process: tree.Empty, Bytes: 4096}
-	r := mustNew(t, Options{Dir: filepath.Join(dir, "spill"), Nodes: source{rows: []NodeRow{{Node: &tree.Node{ID: "nd_1", Tree: "tr_a"}}, {node, checkpoint}}}})
+	r := mustNew(t, Options{Dir: filepath.Join(dir, "spill"), Nodes: source{rows: []NodeRow{{Node: &tree.Node{ID: "nd_1", Tree: "tr_a"}}, {node, checkpoint, tree.Full}}}})
 	for i := range 5000 {
 		if i == 4500 {
 			if err := r.turns.flush(); err != nil { // the stream joins a file's batches and memory's

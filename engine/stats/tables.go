@@ -18,6 +18,7 @@ var (
 	statusWords  = []string{"completed", "timed_out", "cancelled", "lost"}
 	outcomeWords = []string{"ok", "failed", "withheld"}
 	purposeWords = []string{"fork", "rollback", "spare", "trial"}
+	policyWords  = []string{"sparse", "full", "files", "uncaptured"}
 	endWords     = []string{"released", "tree_closed", "expired", "lost", "turn_failed", "not_replayed", "defect", "shutdown", "gone_at_start"}
 )
 
@@ -302,4 +303,5 @@ var nodesTable = define(Nodes, "One row per node of the trees, as they are at th
 	text("policy_version", "The trainer's policy version.", "none was given", func(r *NodeRow) string { return r.PolicyVersion }),
 	flag("pinned", "Whether it is kept from pruning.", func(r *NodeRow) bool { return r.Pinned }),
 	text("sandbox", "The sandbox that ran the turn.", "the root", func(r *NodeRow) string { return string(r.Sandbox) }),
+	word("capture_policy", "Which turns of its tree are captured.", "never", policyWords, func(r *NodeRow) uint8 { return max(uint8(r.Policy), uint8(tree.Sparse)) }),
 )

@@ -41,6 +41,7 @@ assert nodes[0]["checkpoint_bytes"] is None
 assert nodes[1]["checkpoint_bytes"] == 4096 and nodes[1]["own_checkpoint"] is True, nodes
 assert nodes[1]["process_kind"] == "empty" and nodes[1]["rewards"] == '{"tests":1}', nodes
 assert nodes[1]["action"] == "echo \ufffd", nodes
+assert [n["capture_policy"] for n in nodes] == ["sparse", "full"], nodes
 forks = pa.ipc.open_stream(of("forks", ".arrows")).read_all().to_pylist()
 assert forks[0]["reason"] == "pool_full" and forks[0]["sandbox"] is None, forks
 captures = pa.ipc.open_stream(of("captures", ".arrows")).read_all().to_pylist()
