@@ -52,6 +52,8 @@ npm                npm              the inspector is tested with it
 node               nodejs           process states are tested with it
 tmux               tmux             process states are tested with it
 redis-server       redis-server     process states are tested with it
+chromium-headless-shell chromium-headless-shell shows the pages of reports in their test
+/usr/share/fonts/truetype/*/*.ttf fonts-dejavu-core letters for that
 /usr/lib/postgresql/*/bin/initdb postgresql the inspector is tested with it
 "
 there() {

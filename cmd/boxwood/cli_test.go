@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/boxwood-rl/boxwood/engine/stats"
+	"github.com/boxwood-rl/boxwood/internal/ids"
 	pb "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 )
 
@@ -143,11 +144,11 @@ func (f *fake) Annotate(_ context.Context, r *pb.AnnotateRequest) (*pb.AnnotateR
 
 func (f *fake) ExportStats(r *pb.ExportStatsRequest, s grpc.ServerStreamingServer[pb.ExportStatsChunk]) error {
 	var b bytes.Buffer
-	if err := f.recorder.Export(s.Context(), r.Table, "", &b); err != nil {
+	if err := f.recorder.Export(s.Context(), r.Table, ids.Tree(r.TreeId), &b); err != nil {
 		return failure(codes.NotFound, err.Error(), &pb.Error{Hint: "tables are turns, nodes, forks and captures"})
 	}
 	for b.Len() > 0 {
-		if err := s.Send(&pb.ExportStatsChunk{Data: bytes.Clone(b.Next(100))}); err != nil {
+		if err := s.Send(&pb.ExportStatsChunk{Data: bytes.Clone(b.Next(max(100, b.Len()/20)))}); err != nil {
 			return err
 		}
 	}

@@ -265,6 +265,35 @@ func TestReplayOnADaemon(t *testing.T) {
 		}
 	})
 
+	t.Run("a report of replays", func(t *testing.T) {
+		d := &served{t, d.address, d.client}
+		good := writeText(t, "good.jsonl", `{"format":"boxwood-trajectory-1"}`+"\n"+`{"command":"echo 1 >/root/a","expect_exit":0}`+"\n"+`{"command":"cat /root/a","expect_exit":0}`+"\n"+`{"command":"ls /","expect_exit":0}`)
+		bad := filepath.Join(filepath.Dir(good), "bad.jsonl")
+		if err := os.WriteFile(bad, []byte(`{"format":"boxwood-trajectory-1"}`+"\n"+`{"command":"true","expect_exit":1}`+"\n"+`{"command":"true","expect_exit":0}`), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		sparse, _, _ := d.run("replay", "--json", "--image", "mini", "--jobs", "2", good, bad)
+		full, _, _ := d.run("replay", "--json", "--image", "mini", "--mode", "full", good)
+		c := cli{address: d.address}
+		f := c.figures(t, writeText(t, "replay.jsonl", sparse+full))
+		for name, want := range map[string]string{
+			"trajectories":           "[[bad.jsonl sparse 2 50 1 exit 0, recorded 1 not evidence] [good.jsonl sparse 3 100 <nil>  yes] [good.jsonl full 3 100 <nil>  yes]]",
+			"verdicts_by_trajectory": fmt.Sprintf("[[good.jsonl 3 2 1 0 0 %v]]", 200/3.0),
+			"verdicts_by_tool":       "[[cat 1 1 0 0 0 100] [echo 1 0 1 0 0 0] [ls 1 1 0 0 0 100]]",
+			"savings":                fmt.Sprintf("[[sparse 1 1 0] [sparse 2 1 50] [sparse 3 1 %v] [full 1 1 0] [full 2 2 0] [full 3 3 0]]", 200/3.0),
+		} {
+			if got := fmt.Sprint(f[name].Rows); got != want {
+				t.Errorf("%s: %s, want %s", name, got, want)
+			}
+		}
+		if bytes := f["bytes_by_policy"].Rows; len(bytes) != 2 || bytes[0][0] != "sparse" || bytes[0][3].(float64) <= 0 || bytes[1][2] != 3.0 {
+			t.Errorf("bytes: %v", bytes)
+		}
+		if f["tree"].N != 4 || f["exposed_delays"].N != 8 || len(f["timelines"].Rows) != 3 {
+			t.Errorf("%v", f)
+		}
+	})
+
 	t.Run("what hangs, is binary or isn't there", func(t *testing.T) {
 		d := &served{t, d.address, d.client}
 		hang := writeText(t, "h.jsonl", `{"format":"boxwood-trajectory-1"}`+"\n"+`{"command":"sleep 1000","expect_exit":0}`+"\n"+`{"command":"printf '\\xff\\x00\\x1b[2J'","expect_exit":0,"expect_stdout":"?"}`)

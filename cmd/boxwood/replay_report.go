@@ -26,6 +26,7 @@ const enough = 80
 
 // turnReport is one line of --json.
 type turnReport struct {
+	Tree      string `json:"tree"`
 	Step      int    `json:"step"`
 	Command   string `json:"command,omitempty"`
 	Tool      string `json:"tool,omitempty"`
@@ -95,6 +96,7 @@ func (o *outcome) shares() string {
 // printTurn prints a turn as it ends.
 func (r *replay) printTurn(t turnReport) error {
 	if r.app.json {
+		t.Tree = r.tree
 		return json.NewEncoder(r.out).Encode(t)
 	}
 	if t.Skipped != "" {

@@ -1,0 +1,5 @@
+//go:build sabotage_report
+
+package report
+
+const countsAll = true
