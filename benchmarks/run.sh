@@ -3,19 +3,19 @@
 # prints JSON lines {"bench","metric","value","unit","n","conditions"} on standard
 # output, everything else on standard error. LONG=1 is the thorough form.
 # density: ROWS=n256,n16_zero_wait measures these alone, EACH=5 has sandboxes wait for 5 s in each arm (or do 5 turns where none waits).
-# Names: fork, turn, client, capture, isolation, density, learning, inspector, tree, sched-sim. Needs root. A plot goes to benchmarks/out/ where
+# Names: fork, turn, client, capture, isolation, density, learning, stats, inspector, tree, sched-sim. Needs root. A plot goes to benchmarks/out/ where
 # matplotlib is (learning draws its own).
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/.." && pwd)
 name=${1:-}
 case $name in
-fork | turn | client | capture | isolation | density | learning) ;;
+fork | turn | client | capture | isolation | density | learning | stats) ;;
 inspector) exec "$here/inspector.sh" ;; # it needs no daemon
 tree) exec "$here/tree.sh" ;;           # nor does this
 sched-sim) exec "$here/sched-sim.sh" ;; # nor this, which simulates
 *)
-  echo "usage: run.sh fork|turn|client|capture|isolation|density|learning|inspector|tree|sched-sim" >&2
+  echo "usage: run.sh fork|turn|client|capture|isolation|density|learning|stats|inspector|tree|sched-sim" >&2
   exit 2
   ;;
 esac
@@ -74,6 +74,7 @@ done
 cp -rL /etc/ld.so.conf /etc/ld.so.conf.d "$scratch/root/etc/" 2>/dev/null || true
 "$(command -v ldconfig || echo /sbin/ldconfig)" -r "$scratch/root"
 
+[ "$name" != stats ] || "$scratch/forkbench" -history "$scratch/state/stats"
 export BOXWOOD_ADDRESS=$scratch/socket
 setsid "$boxwood" serve --state "$scratch/state" --socket "$BOXWOOD_ADDRESS" --pool-size 8G \
   --cgroup "boxwood-bench-$$" --max-sandboxes 4000 --log-level warn >"$scratch/ready" 2>"$scratch/log" &
@@ -96,6 +97,11 @@ fork)
   "$python" "$here/fork_first_true.py" --image bench:1 ${LONG:+--long}
   ;;
 capture) "${forkbench[@]}" -captures ;;
+stats)
+  # As it is read by two: a daemon owns its folder.
+  cp -r "$scratch/state/stats" "$scratch/history"
+  "${forkbench[@]}" -stats "$scratch/history" -daemon "$daemon"
+  ;;
 density) "${forkbench[@]}" -density -rows "${ROWS:-}" -each "${EACH:-0}" ;;
 isolation)
   "$here/isolation.sh"

@@ -10,7 +10,6 @@ import (
 
 	"github.com/boxwood-rl/boxwood/engine/stats"
 	"github.com/boxwood-rl/boxwood/internal/hostload"
-	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/sched"
 )
 
@@ -108,20 +107,20 @@ func (e *Engine) sample() error {
 	return nil
 }
 
-// ExportStats writes a table, or the rows of one tree, as one Arrow IPC stream.
-func (e *Engine) ExportStats(ctx context.Context, table string, of ids.Tree, w io.Writer) error {
+// ExportStats writes the rows of a table that the filter wants as one Arrow IPC stream.
+func (e *Engine) ExportStats(ctx context.Context, table string, f stats.Filter, w io.Writer) error {
 	if err := e.sampleFor(table); err != nil {
 		return err
 	}
-	return e.Stats.Export(ctx, table, of, w)
+	return e.Stats.Export(ctx, table, f, w)
 }
 
-// ReadStats gives a table, or the rows of one tree, batch by batch.
-func (e *Engine) ReadStats(ctx context.Context, table string, of ids.Tree, begin func(*arrow.Schema) (emit func(arrow.Record) error)) error {
+// ReadStats gives the rows of a table that the filter wants, batch by batch.
+func (e *Engine) ReadStats(ctx context.Context, table string, f stats.Filter, begin func(*arrow.Schema) (emit func(arrow.Record) error)) error {
 	if err := e.sampleFor(table); err != nil {
 		return err
 	}
-	return e.Stats.Read(ctx, table, of, begin)
+	return e.Stats.Read(ctx, table, f, begin)
 }
 
 // sampleFor has a table that is measured end with now.

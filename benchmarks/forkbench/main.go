@@ -41,10 +41,17 @@ func main() {
 	density := flag.Bool("density", false, "measure many sandboxes that wait for models instead")
 	rows := flag.String("rows", "", "of density, only these, separated by commas: idle, n16, n64, n256, n16_zero_wait")
 	each := flag.Int("each", 0, "of density, how many seconds a sandbox waits in each arm, or turns it does where none waits, instead of what the form has")
+	made := flag.String("history", "", "make the statistics of many turns in this folder, and nothing else")
+	exports := flag.String("stats", "", "measure exports of that folder's statistics, which are this daemon's, instead")
+	daemon := flag.String("daemon", "", "the daemon's process id, for its memory")
 	long := flag.Bool("long", false, "the thorough form")
 	flag.Parse()
 	log.SetFlags(0)
 	log.SetPrefix("forkbench: ")
+	if *made != "" {
+		history(*made)
+		return
+	}
 	conn, err := grpc.NewClient("unix:"+os.Getenv("BOXWOOD_ADDRESS"), grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20)))
 	must(err)
@@ -63,6 +70,11 @@ func main() {
 	if *density {
 		b.name = "density"
 		b.density(context.Background(), *rows, *each)
+		return
+	}
+	if *exports != "" {
+		b.name = "stats"
+		b.stats(context.Background(), conn, *exports, *daemon)
 		return
 	}
 	b.run(context.Background())

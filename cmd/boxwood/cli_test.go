@@ -325,6 +325,7 @@ func TestFailures(t *testing.T) {
 		{"two starts", []string{"run", "--image", "a", "--node", "b", "--", "true"}, "boxwood: name exactly one of --image, --node and --sandbox\n  hint: boxwood run --help shows how\n"},
 		{"reward that is no number", []string{"annotate", nodeID, "--reward", "tests=good"}, "boxwood: the reward tests=good is not a number\n  hint: boxwood annotate --help shows how\n"},
 		{"file of an unknown kind", []string{"stats", "forks", "-o", "forks.csv"}, "boxwood: the file \"forks.csv\" must end in .parquet, .arrow or .arrows\n  hint: boxwood stats --help shows how\n"},
+		{"time that is none", []string{"stats", "turns", "--since", "yesterday"}, "boxwood: --since: \"yesterday\" is neither a time such as 2026-01-31T12:00:00Z nor how long ago, such as 90m\n  hint: boxwood stats --help shows how\n"},
 		{"unknown table", []string{"stats", "fork"}, "boxwood: there is no table \"fork\"\n  hint: tables are turns, nodes, forks and captures\n"},
 		{"another version", []string{"rollback", sandboxID, nodeID}, "boxwood: the daemon doesn't know this call\n  hint: it is of another version: `boxwood version` shows both\n"},
 		{"pool size", []string{"serve", "--pool-size", "big"}, "boxwood: --pool-size: \"big\" is not a size such as 100G\n  hint: boxwood serve --help shows how\n"},

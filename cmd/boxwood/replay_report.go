@@ -169,7 +169,7 @@ func (r *replay) bytes(ctx context.Context) *int64 {
 	if _, err := r.client.WaitCaptured(ctx, &pb.WaitCapturedRequest{NodeIds: ids}); err != nil {
 		return nil
 	}
-	table, err := r.app.openTable(ctx, stats.Nodes, r.tree)
+	table, err := r.app.openTable(ctx, &pb.ExportStatsRequest{Table: stats.Nodes, TreeId: r.tree})
 	if err != nil {
 		return nil
 	}

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
@@ -22,7 +23,8 @@ import (
 )
 
 func (a *app) statsCommand() *cobra.Command {
-	var file, tree string
+	var file, tree, since, until string
+	var verdicts []string
 	c := a.jsonFlag(&cobra.Command{
 		Use:   "stats [TABLE]",
 		Short: "List the tables of statistics, summarise one, or write it to a file",
@@ -32,6 +34,7 @@ with -o: .parquet (zstd), .arrow (Arrow IPC file) or .arrows (Arrow IPC stream).
 		Example: `  boxwood stats
   boxwood stats forks
   boxwood stats turns -o turns.parquet
+  boxwood stats turns --since 24h --verdict files,both -o changed.parquet
   boxwood stats nodes --tree tr_01j... -o - | python3 -c 'import sys, pyarrow as pa; print(pa.ipc.open_stream(sys.stdin.buffer).read_pandas())'`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -40,6 +43,16 @@ with -o: .parquet (zstd), .arrow (Arrow IPC file) or .arrows (Arrow IPC stream).
 					return usage(c, errors.New("-o needs a TABLE"))
 				}
 				return a.listTables(c.Context())
+			}
+			asked := &pb.ExportStatsRequest{Table: args[0], TreeId: tree, Verdicts: verdicts}
+			for flag, bound := range map[string]*int64{"since": &asked.Since, "until": &asked.Until} {
+				if said := c.Flag(flag).Value.String(); said != "" {
+					at, err := moment(said, time.Now())
+					if err != nil {
+						return usage(c, fmt.Errorf("--%s: %w", flag, err))
+					}
+					*bound = at.UnixNano()
+				}
 			}
 			var write func(io.Reader) error
 			switch ext := filepath.Ext(file); {
@@ -52,7 +65,7 @@ with -o: .parquet (zstd), .arrow (Arrow IPC file) or .arrows (Arrow IPC stream).
 			default:
 				return usage(c, fmt.Errorf("the file %q must end in .parquet, .arrow or .arrows", file))
 			}
-			stream, err := a.openTable(c.Context(), args[0], tree)
+			stream, err := a.openTable(c.Context(), asked)
 			if err != nil {
 				return err
 			}
@@ -61,7 +74,22 @@ with -o: .parquet (zstd), .arrow (Arrow IPC file) or .arrows (Arrow IPC stream).
 	})
 	c.Flags().StringVarP(&file, "output", "o", "", "file to write")
 	c.Flags().StringVar(&tree, "tree", "", "only rows of this tree")
+	c.Flags().StringVar(&since, "since", "", "only rows from this time on: 2026-01-31T12:00:00Z, or how long ago: 90m")
+	c.Flags().StringVar(&until, "until", "", "only rows before this time")
+	c.Flags().StringSliceVar(&verdicts, "verdict", nil, "only rows with one of these verdicts: none, files, process, both")
 	return c
+}
+
+// moment reads a time, or how long before now it was.
+func moment(said string, now time.Time) (time.Time, error) {
+	if ago, err := time.ParseDuration(said); err == nil && ago >= 0 {
+		return now.Add(-ago), nil
+	}
+	at, err := time.Parse(time.RFC3339Nano, said)
+	if err != nil || at.UnixNano() <= 0 {
+		return at, fmt.Errorf("%.64q is neither a time such as 2026-01-31T12:00:00Z nor how long ago, such as 90m", said)
+	}
+	return at, nil
 }
 
 func (a *app) listTables(ctx context.Context) error {
@@ -85,12 +113,12 @@ func (a *app) listTables(ctx context.Context) error {
 }
 
 // openTable is a table as one Arrow IPC stream, read as it comes.
-func (a *app) openTable(ctx context.Context, table, tree string) (io.Reader, error) {
+func (a *app) openTable(ctx context.Context, asked *pb.ExportStatsRequest) (io.Reader, error) {
 	client, err := a.client()
 	if err != nil {
 		return nil, err
 	}
-	chunks, err := client.ExportStats(ctx, &pb.ExportStatsRequest{Table: table, TreeId: tree})
+	chunks, err := client.ExportStats(ctx, asked)
 	if err != nil {
 		return nil, err
 	}

@@ -126,7 +126,7 @@ func TestAuditFindsAMissedChangeOfFiles(t *testing.T) {
 		t.Errorf("figures: %s", f)
 	}
 	var table bytes.Buffer
-	must(t, h.e.Stats.Export(bounded(t), stats.Audits, "", &table))
+	must(t, h.e.Stats.Export(bounded(t), stats.Audits, stats.Filter{}, &table))
 	in, err := ipc.NewReader(&table)
 	must(t, err)
 	rows := int64(0)

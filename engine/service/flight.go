@@ -58,7 +58,7 @@ func ticketAsks(ticket []byte) (*boxwoodv1.ExportStatsRequest, error) {
 	}
 	if err := protojson.Unmarshal(ticket, asked); err != nil {
 		return nil, fault.New(fault.Invalid, "bad_ticket", "%.100q is no ticket: %w", ticket, err).
-			WithHint(`a ticket, or the command of a descriptor, is like {"table": "turns", "tree_id": "tr_..."}; the tree may be left out`)
+			WithHint(`a ticket, or the command of a descriptor, is like {"table": "turns", "tree_id": "tr_..."}; all but the table may be left out`)
 	}
 	return asked, nil
 }
@@ -78,7 +78,7 @@ func descriptorAsks(d *flight.FlightDescriptor) (*boxwoodv1.ExportStatsRequest, 
 
 // offer is what a table is announced as.
 func (f *flights) offer(d *flight.FlightDescriptor, asked *boxwoodv1.ExportStatsRequest, rows int64) (*flight.FlightInfo, error) {
-	schema, err := f.s.e.Stats.Schema(asked.GetTable(), ids.Tree(asked.GetTreeId()))
+	schema, err := f.s.e.Stats.Schema(asked.GetTable(), filterOf(asked))
 	if err != nil {
 		return nil, err
 	}
@@ -93,9 +93,9 @@ func (f *flights) offer(d *flight.FlightDescriptor, asked *boxwoodv1.ExportStats
 	}, nil
 }
 
-// rows that are told ahead: of one tree's nobody knows how many there are.
+// rows that are told ahead: nobody knows how many a filter wants.
 func (f *flights) rows(asked *boxwoodv1.ExportStatsRequest) int64 {
-	if asked.GetTreeId() == "" {
+	if asked.GetTreeId() == "" && asked.GetSince() == 0 && asked.GetUntil() == 0 && len(asked.GetVerdicts()) == 0 {
 		for _, t := range f.s.e.Stats.Tables() {
 			if t.Name == asked.GetTable() {
 				return t.Rows
@@ -118,7 +118,7 @@ func (f *flights) GetSchema(_ context.Context, d *flight.FlightDescriptor) (*fli
 	if err != nil {
 		return nil, err
 	}
-	schema, err := f.s.e.Stats.Schema(asked.GetTable(), ids.Tree(asked.GetTreeId()))
+	schema, err := f.s.e.Stats.Schema(asked.GetTable(), filterOf(asked))
 	if err != nil {
 		return nil, err
 	}
@@ -175,7 +175,7 @@ func (f *flights) DoGet(t *flight.Ticket, out flight.FlightService_DoGetServer) 
 		return err
 	}
 	var w *flight.Writer
-	err = f.s.e.ReadStats(out.Context(), asked.GetTable(), ids.Tree(asked.GetTreeId()), func(schema *arrow.Schema) func(arrow.Record) error {
+	err = f.s.e.ReadStats(out.Context(), asked.GetTable(), filterOf(asked), func(schema *arrow.Schema) func(arrow.Record) error {
 		w = flight.NewRecordWriter(out, ipc.WithSchema(schema))
 		return w.Write
 	})

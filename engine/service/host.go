@@ -7,6 +7,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/boxwood-rl/boxwood/engine"
+	"github.com/boxwood-rl/boxwood/engine/stats"
 	"github.com/boxwood-rl/boxwood/internal/hostload"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
@@ -117,10 +118,22 @@ func (s *Service) RemoveImage(ctx context.Context, req *boxwoodv1.RemoveImageReq
 
 func (s *Service) ExportStats(req *boxwoodv1.ExportStatsRequest, out grpc.ServerStreamingServer[boxwoodv1.ExportStatsChunk]) error {
 	w := chunks(func(p []byte) error { return out.Send(&boxwoodv1.ExportStatsChunk{Data: p}) })
-	if err := s.e.ExportStats(out.Context(), req.GetTable(), ids.Tree(req.GetTreeId()), w); err != nil {
+	if err := s.e.ExportStats(out.Context(), req.GetTable(), filterOf(req), w); err != nil {
 		return err
 	}
 	return w.flush()
+}
+
+// filterOf is which rows an export wants.
+func filterOf(req *boxwoodv1.ExportStatsRequest) stats.Filter {
+	f := stats.Filter{Tree: ids.Tree(req.GetTreeId()), Verdicts: req.GetVerdicts()}
+	if ns := req.GetSince(); ns != 0 {
+		f.Since = time.Unix(0, ns)
+	}
+	if ns := req.GetUntil(); ns != 0 {
+		f.Until = time.Unix(0, ns)
+	}
+	return f
 }
 
 func (s *Service) ListTables(context.Context, *boxwoodv1.ListTablesRequest) (*boxwoodv1.ListTablesResponse, error) {

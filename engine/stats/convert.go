@@ -28,18 +28,14 @@ func WriteArrowFile(stream io.Reader, file io.WriteSeeker) (rows int64, err erro
 	return rows, out.Close()
 }
 
-// WriteParquet turns an exported stream into a Parquet file, compressed with
-// zstd. The Arrow schema goes into the file, so that units and descriptions of
-// columns survive.
+// WriteParquet turns an exported stream into a Parquet file like those of the history.
 func WriteParquet(stream io.Reader, file io.Writer) (rows int64, err error) {
 	in, err := ipc.NewReader(stream)
 	if err != nil {
 		return 0, err
 	}
 	defer in.Release()
-	out, err := pqarrow.NewFileWriter(in.Schema(), writerOnly{file},
-		parquet.NewWriterProperties(parquet.WithCompression(compress.Codecs.Zstd), parquet.WithCreatedBy("boxwood")),
-		pqarrow.NewArrowWriterProperties(pqarrow.WithStoreSchema()))
+	out, err := parquetWriter(in.Schema(), file)
 	if err != nil {
 		return 0, err
 	}
@@ -48,6 +44,14 @@ func WriteParquet(stream io.Reader, file io.Writer) (rows int64, err error) {
 		return rows, err
 	}
 	return rows, out.Close()
+}
+
+// parquetWriter compresses with zstd. The Arrow schema goes into the file, so that units and descriptions of columns survive.
+func parquetWriter(schema *arrow.Schema, file io.Writer) (*pqarrow.FileWriter, error) {
+	return pqarrow.NewFileWriter(schema, writerOnly{file},
+		parquet.NewWriterProperties(parquet.WithCompression(compress.Codecs.Zstd), parquet.WithCompressionLevel(1), // others need ms a column to begin
+			parquet.WithMaxRowGroupLength(rowsAtOnce), parquet.WithCreatedBy("boxwood")),
+		pqarrow.NewArrowWriterProperties(pqarrow.WithStoreSchema()))
 }
 
 func copyBatches(in *ipc.Reader, write func(arrow.Record) error) (rows int64, err error) {

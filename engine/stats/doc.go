@@ -12,8 +12,8 @@
 //     null means.
 //   - Recording is cheap and never waits for a disk or a reader: the engine calls
 //     Turn, Fork and Capture on its hot path.
-//   - Bounded memory. Rows beyond MaxRowsInMemory go to .arrow files below Dir,
-//     the oldest first; without Dir, or when the disk is too slow, the oldest rows
+//   - Bounded memory. Rows go to files below Dir when memory is half full and at the end
+//     of each hour; without Dir, or when the disk is too slow, the oldest rows
 //     are dropped and Dropped counts them.
 //   - History outlives the daemon: Close writes what is in memory, New finds the
 //     files again. A killed daemon loses at most the rows that it still held
@@ -23,10 +23,14 @@
 //     than 2 MiB, so that a chunk fits a gRPC message; it sees the rows recorded
 //     before it began.
 //
-// The files are in the Arrow IPC file format, compressed with zstd, each complete
-// or absent (written aside, synced, renamed):
+// The files are Parquet, compressed with zstd, partitioned by the day (UTC) on which the first row of a
+// file was recorded, each complete or absent (written aside, synced, renamed):
 //
-//	<Dir>/<table>-v<schema version>-<first row, Unix ns, 20 digits>-<rows>.arrow
+//	<Dir>/<table>-v<schema version>/date=<day>/<written at, Unix ns, 20 digits>-<rows>-<CRC-32C>.parquet
+//
+// Releases before wrote Arrow IPC, which is read as well:
+//
+//	<Dir>/<table>-v<schema version>-<written at>-<rows>.arrow
 //
 // Names of sandboxes, trees and nodes are plain strings; columns with a fixed
 // vocabulary (verdict, status, kind ...) are dictionary encoded, and the

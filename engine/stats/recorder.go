@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/ipc"
@@ -25,6 +26,8 @@ type Options struct {
 	MaxRowsInMemory int
 	// MaxDiskBytes of each table, beyond which its oldest files are removed; 0: 256 MiB.
 	MaxDiskBytes int64
+	// Rotate is the interval at whose end rows in memory go to files, in UTC; 0: an hour.
+	Rotate time.Duration
 	// Nodes are the rows of the table "nodes"; nil: it is empty.
 	Nodes NodeSource
 }
@@ -63,6 +66,9 @@ func New(o Options) (*Recorder, error) {
 	}
 	if o.MaxDiskBytes <= 0 {
 		o.MaxDiskBytes = 256 << 20
+	}
+	if o.Rotate <= 0 {
+		o.Rotate = time.Hour
 	}
 	if o.Dir != "" {
 		if err := os.MkdirAll(o.Dir, 0o700); err != nil {
@@ -199,14 +205,14 @@ func typeName(t arrow.DataType) string {
 	return t.String()
 }
 
-// Schema gives a table's schema. of: the tree whose rows are asked for; "": all.
-func (r *Recorder) Schema(name string, of ids.Tree) (*arrow.Schema, error) {
-	_, schema, err := r.find(name, of)
+// Schema gives a table's schema. fault.NotFound names the tables there are, fault.Invalid what of the filter it has no column for.
+func (r *Recorder) Schema(name string, f Filter) (*arrow.Schema, error) {
+	_, schema, _, err := r.find(name, f)
 	return schema, err
 }
 
-// find gives a table (nil: "nodes") and its schema. fault.NotFound names the tables there are.
-func (r *Recorder) find(name string, of ids.Tree) (found table, schema *arrow.Schema, err error) {
+// find gives a table (nil: "nodes"), its schema, and which rows of a batch the filter wants (nil: all).
+func (r *Recorder) find(name string, f Filter) (found table, schema *arrow.Schema, wanted wanted, err error) {
 	names := make([]string, 0, len(r.all())+1)
 	for _, t := range r.all() {
 		known, _, is := t.definition()
@@ -217,20 +223,18 @@ func (r *Recorder) find(name string, of ids.Tree) (found table, schema *arrow.Sc
 	if name == Nodes {
 		schema = nodesTable.schema
 	}
-	switch {
-	case schema == nil:
-		return nil, nil, fault.New(fault.NotFound, "no_such_table", "there is no table %.64q", name).
+	if schema == nil {
+		return nil, nil, nil, fault.New(fault.NotFound, "no_such_table", "there is no table %.64q", name).
 			WithHint("tables are %s", strings.Join(slices.Insert(names, 1, Nodes), ", "))
-	case of != "" && !schema.HasField(TreeColumn):
-		return nil, nil, fault.New(fault.Invalid, "no_tree_column", "rows of the table %s are of no tree", name).WithHint("leave the tree out")
 	}
-	return found, schema, nil
+	wanted, err = f.of(name, schema)
+	return found, schema, wanted, err
 }
 
-// Export writes a table, or the rows of one tree, as one Arrow IPC stream.
-func (r *Recorder) Export(ctx context.Context, name string, of ids.Tree, w io.Writer) error {
+// Export writes the rows of a table that the filter wants as one Arrow IPC stream.
+func (r *Recorder) Export(ctx context.Context, name string, f Filter, w io.Writer) error {
 	var out *ipc.Writer
-	err := r.Read(ctx, name, of, func(schema *arrow.Schema) func(arrow.Record) error {
+	err := r.Read(ctx, name, f, func(schema *arrow.Schema) func(arrow.Record) error {
 		out = ipc.NewWriter(w, ipc.WithSchema(schema))
 		return out.Write
 	})
@@ -240,26 +244,26 @@ func (r *Recorder) Export(ctx context.Context, name string, of ids.Tree, w io.Wr
 	return out.Close()
 }
 
-// Read gives a table, or the rows of one tree, batch by batch to what begin makes of its schema.
-func (r *Recorder) Read(ctx context.Context, name string, of ids.Tree, begin func(*arrow.Schema) (emit func(arrow.Record) error)) error {
-	t, schema, err := r.find(name, of)
+// Read gives the rows of a table that the filter wants, batch by batch, to what begin makes of its schema.
+func (r *Recorder) Read(ctx context.Context, name string, f Filter, begin func(*arrow.Schema) (emit func(arrow.Record) error)) error {
+	t, schema, wanted, err := r.find(name, f)
 	if err != nil {
 		return err
 	}
 	emit := begin(schema)
-	if t == nil {
-		return r.readNodes(ctx, of, emit)
-	}
-	if of == "" {
-		return t.each(ctx, emit)
-	}
-	by := schema.FieldIndices(TreeColumn)[0]
-	return t.each(ctx, func(rec arrow.Record) error {
-		if rec = only(rec, by, string(of)); rec == nil {
-			return nil
+	if wanted != nil {
+		whole := emit
+		emit = func(rec arrow.Record) error {
+			if rec = only(rec, wanted(rec)); rec == nil {
+				return nil
+			}
+			return whole(rec)
 		}
-		return emit(rec)
-	})
+	}
+	if t == nil {
+		return r.readNodes(ctx, f.Tree, emit)
+	}
+	return t.each(ctx, emit)
 }
 
 // readNodes holds no more than one batch of nodes at a time.

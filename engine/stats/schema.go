@@ -248,13 +248,23 @@ func (d *definition[R]) places(in *arrow.Schema) ([]int, error) {
 		switch {
 		case len(found) == 0 && f.Nullable:
 			at[i] = -1
-		case len(found) != 1 || !arrow.TypeEqual(in.Field(found[0]).Type, f.Type):
+		case len(found) != 1 || !sameType(in.Field(found[0]).Type, f.Type):
 			return nil, fmt.Errorf("its column %q is not that of version %d", f.Name, SchemaVersion)
 		default:
 			at[i] = found[0]
 		}
 	}
 	return at, nil
+}
+
+// sameType says whether a column that was read has the type of the table's: of dictionaries, which Parquet gives other
+// indices, the type of the words.
+func sameType(read, is arrow.DataType) bool {
+	if is, ok := is.(*arrow.DictionaryType); ok {
+		read, ok := read.(*arrow.DictionaryType)
+		return ok && arrow.TypeEqual(read.ValueType, is.ValueType)
+	}
+	return arrow.TypeEqual(read, is)
 }
 
 // adopt makes a batch that was read from a file one like all others: with these columns, and these words.
@@ -270,11 +280,25 @@ func (d *definition[R]) adopt(rec arrow.Record, at []int) (arrow.Record, error) 
 		if !ok {
 			continue
 		}
-		known, words := old.Dictionary(), d.words[i]
-		if known.Len() > words.Len() || !array.Equal(known, array.NewSlice(words, 0, int64(known.Len()))) {
-			return nil, fmt.Errorf("the words of its column %q are not those of version %d", d.columns[i].name, SchemaVersion)
+		known := old.Dictionary().(*array.String)
+		now := make([]int8, known.Len())
+		for k := range now {
+			word := slices.Index(d.columns[i].vocabulary, known.Value(k))
+			if word < 0 {
+				return nil, fmt.Errorf("the word %q of its column %q is none of version %d", known.Value(k), d.columns[i].name, SchemaVersion)
+			}
+			now[k] = int8(word)
 		}
-		arrays[i] = array.NewDictionaryArray(d.columns[i].typ, old.Indices(), words)
+		indices := array.NewInt8Builder(memory.DefaultAllocator)
+		indices.Reserve(old.Len())
+		for k := range old.Len() {
+			if old.IsNull(k) {
+				indices.AppendNull()
+			} else {
+				indices.Append(now[old.GetValueIndex(k)])
+			}
+		}
+		arrays[i] = array.NewDictionaryArray(d.columns[i].typ, indices.NewArray(), d.words[i])
 	}
 	return array.NewRecord(d.schema, arrays, rec.NumRows()), nil
 }
@@ -309,20 +333,18 @@ func (d *definition[R]) record(rows []R) (arrow.Record, int) {
 	return array.NewRecord(d.schema, arrays, int64(taken)), taken
 }
 
-// only makes a batch of the rows of rec whose text column by equals value; nil
-// if there are none.
-func only(rec arrow.Record, by int, value string) arrow.Record {
-	key := rec.Column(by).(*array.String)
+// only makes a batch of those rows of rec that is says; nil if there are none.
+func only(rec arrow.Record, is func(row int) bool) arrow.Record {
 	var rows []int
-	for i := range key.Len() {
-		if key.IsValid(i) && key.Value(i) == value {
+	for i := range int(rec.NumRows()) {
+		if is(i) {
 			rows = append(rows, i)
 		}
 	}
 	switch len(rows) {
 	case 0:
 		return nil
-	case key.Len():
+	case int(rec.NumRows()):
 		return rec
 	}
 	arrays := make([]arrow.Array, rec.NumCols())

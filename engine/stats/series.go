@@ -6,19 +6,14 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/apache/arrow/go/v17/arrow"
-	"github.com/apache/arrow/go/v17/arrow/ipc"
 )
 
 // series is the rows of one table, oldest first: files, then batches in
-// memory, then rows that are not a batch yet. A batch in memory becomes a file
+// memory, then rows that are not a batch yet. A batch in memory becomes part of a file
 // or is dropped; it is in exactly one place whenever mu is free.
 type series[R any] struct {
 	def     *definition[R]
@@ -29,58 +24,18 @@ type series[R any] struct {
 	batches []arrow.Record
 	batched int // rows in batches
 	pending []R
+	since   time.Time // when the first row in memory was recorded
 	dropped int64
 	wake    chan struct{} // has room for one: batches want to be spilled
 	spill   sync.Mutex    // one spill at a time; taken before mu
 }
 
-// segment is one file. Its name says all that is kept here.
-type segment struct {
-	path  string
-	first int64 // Unix ns; also its place in the order
-	rows  int64
-	bytes int64
-}
-
-func openSeries[R any](def *definition[R], o Options) (*series[R], error) {
-	s := &series[R]{def: def, options: o, wake: make(chan struct{}, 1)}
-	if o.Dir == "" {
-		return s, nil
+func openSeries[R any](def *definition[R], o Options) (s *series[R], err error) {
+	s = &series[R]{def: def, options: o, wake: make(chan struct{}, 1)}
+	if o.Dir != "" {
+		s.files, err = s.segments()
 	}
-	entries, err := os.ReadDir(o.Dir) // sorted by name, so by time
-	if err != nil {
-		return nil, err
-	}
-	for _, e := range entries {
-		path := filepath.Join(o.Dir, e.Name())
-		if strings.HasPrefix(e.Name(), s.prefix()) && strings.HasSuffix(e.Name(), ".tmp") {
-			os.Remove(path) // of a recorder that was killed; incomplete
-			continue
-		}
-		if seg, ok := s.parse(path); ok {
-			if info, err := e.Info(); err == nil {
-				seg.bytes = info.Size()
-			}
-			s.files = append(s.files, seg)
-		}
-	}
-	return s, nil
-}
-
-func (s *series[R]) prefix() string { return fmt.Sprintf("%s-v%d-", s.def.name, SchemaVersion) }
-
-func (s *series[R]) parse(path string) (segment, bool) {
-	rest, ok := strings.CutPrefix(filepath.Base(path), s.prefix())
-	rest, isArrow := strings.CutSuffix(rest, ".arrow")
-	first, rows, both := strings.Cut(rest, "-")
-	if !ok || !isArrow || !both {
-		return segment{}, false
-	}
-	seg := segment{path: path}
-	var err1, err2 error
-	seg.first, err1 = strconv.ParseInt(first, 10, 64)
-	seg.rows, err2 = strconv.ParseInt(rows, 10, 64)
-	return seg, err1 == nil && err2 == nil
+	return s, err
 }
 
 func (s *series[R]) definition() (string, string, *arrow.Schema) {
@@ -90,6 +45,9 @@ func (s *series[R]) definition() (string, string, *arrow.Schema) {
 func (s *series[R]) add(row R) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if len(s.pending) == 0 && len(s.batches) == 0 {
+		s.since = time.Now()
+	}
 	s.pending = append(s.pending, row)
 	// Small limits (tests, tiny hosts) must not wait for a full batch.
 	if len(s.pending) < min(batchRows, max(1, s.options.MaxRowsInMemory/4)) {
@@ -144,20 +102,28 @@ func (s *series[R]) lost() int64 {
 	return s.dropped
 }
 
+// keepSpilling writes files when memory is half full, and at the end of each interval of Options.Rotate.
 func (s *series[R]) keepSpilling(stop <-chan struct{}) {
 	failing := false // one line in the log for a row of failures
 	for {
+		now := time.Now()
+		end := time.NewTimer(now.Truncate(s.options.Rotate).Add(s.options.Rotate).Sub(now))
+		var err error
 		select {
 		case <-stop:
+			end.Stop()
 			return
 		case <-s.wake:
-			err := s.spillBatches()
-			if err != nil && !failing {
-				slog.Error("writing statistics to disk failed; rows stay in memory until it is full",
-					"table", s.def.name, "error", err)
-			}
-			failing = err != nil
+			err = s.spillBatches()
+		case <-end.C:
+			err = s.flush()
 		}
+		end.Stop()
+		if err != nil && !failing {
+			slog.Error("writing statistics to disk failed; rows stay in memory until it is full",
+				"table", s.def.name, "error", err)
+		}
+		failing = err != nil
 	}
 }
 
@@ -175,9 +141,10 @@ func (s *series[R]) flush() error {
 func (s *series[R]) spillBatches() error {
 	s.spill.Lock()
 	defer s.spill.Unlock()
+	begun := time.Now()
 	s.mu.Lock()
-	batches := s.batches
-	first := time.Now().UnixNano()
+	batches, since := s.batches, s.since
+	first := begun.UnixNano()
 	if n := len(s.files); n > 0 && first <= s.files[n-1].first {
 		first = s.files[n-1].first + 1 // clocks go back; the order must not
 	}
@@ -185,15 +152,9 @@ func (s *series[R]) spillBatches() error {
 	if len(batches) == 0 {
 		return nil
 	}
-	var rows int64
-	for _, rec := range batches {
-		rows += rec.NumRows()
-	}
-	seg := segment{first: first, rows: rows}
-	seg.path = filepath.Join(s.options.Dir, fmt.Sprintf("%s%020d-%d.arrow", s.prefix(), first, rows))
-	var err error
-	if seg.bytes, err = writeSegment(seg.path, s.def.schema, batches); err != nil {
-		return fmt.Errorf("writing %s: %w", seg.path, err)
+	seg, err := s.writeSegment(since, first, batches)
+	if err != nil {
+		return err
 	}
 
 	s.mu.Lock()
@@ -207,6 +168,7 @@ func (s *series[R]) spillBatches() error {
 			s.dropped -= rec.NumRows()
 		}
 	}
+	s.since = begun
 	s.files = append(s.files, seg)
 	s.prune()
 	return nil
@@ -220,43 +182,9 @@ func (s *series[R]) prune() {
 	}
 	for len(s.files) > 1 && sum > s.options.MaxDiskBytes {
 		sum -= s.files[0].bytes
-		os.Remove(s.files[0].path)
+		removeSegment(s.files[0])
 		s.files = append([]segment(nil), s.files[1:]...)
 	}
-}
-
-// writeSegment writes aside, syncs and renames.
-func writeSegment(path string, schema *arrow.Schema, batches []arrow.Record) (size int64, err error) {
-	f, err := os.OpenFile(path+".tmp", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return 0, err
-	}
-	defer func() {
-		f.Close()
-		if err != nil {
-			os.Remove(f.Name())
-		}
-	}()
-	w, err := ipc.NewFileWriter(f, ipc.WithSchema(schema), ipc.WithZstd())
-	if err != nil {
-		return 0, err
-	}
-	for _, rec := range batches {
-		if err := w.Write(rec); err != nil {
-			return 0, err
-		}
-	}
-	if err := w.Close(); err != nil {
-		return 0, err
-	}
-	info, err := f.Stat()
-	if err != nil {
-		return 0, err
-	}
-	if err := f.Sync(); err != nil {
-		return 0, err
-	}
-	return info.Size(), os.Rename(f.Name(), path)
 }
 
 // each calls emit for every batch, oldest first, as of the moment of the call.
@@ -269,7 +197,7 @@ func (s *series[R]) each(ctx context.Context, emit func(arrow.Record) error) err
 	s.mu.Unlock()
 
 	for _, f := range files {
-		if err := s.eachInFile(ctx, f, emit); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := s.readSegment(ctx, f, emit); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("reading %s: %w", f.path, err)
 		}
 	}
@@ -284,39 +212,6 @@ func (s *series[R]) each(ctx context.Context, emit func(arrow.Record) error) err
 			return err
 		}
 		pending = pending[taken:]
-	}
-	return nil
-}
-
-func (s *series[R]) eachInFile(ctx context.Context, seg segment, emit func(arrow.Record) error) error {
-	f, err := os.Open(seg.path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	r, err := ipc.NewFileReader(f)
-	if err != nil {
-		return err
-	}
-	defer r.Close()
-	at, err := s.def.places(r.Schema())
-	if err != nil {
-		return err
-	}
-	for i := range r.NumRecords() {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		rec, err := r.RecordAt(i)
-		if err != nil {
-			return err
-		}
-		if rec, err = s.def.adopt(rec, at); err != nil {
-			return err
-		}
-		if err := emit(rec); err != nil {
-			return err
-		}
 	}
 	return nil
 }

@@ -5,8 +5,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"iter"
 	"math"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -49,10 +51,10 @@ func mustNew(t *testing.T, o Options) *Recorder {
 	return r
 }
 
-func mustExport(t *testing.T, r *Recorder, table string, of ids.Tree) []byte {
+func mustExport(t *testing.T, r *Recorder, table string, f Filter) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	if err := r.Export(context.Background(), table, of, &b); err != nil {
+	if err := r.Export(context.Background(), table, f, &b); err != nil {
 		t.Fatal(err)
 	}
 	return b.Bytes()
@@ -115,7 +117,7 @@ func TestRowsComeBackInOrderFromMemoryAndDisk(t *testing.T) {
 					}
 				}
 			}
-			wantNodes(t, nodesIn(t, mustExport(t, r, Turns, "")), 0, c.rows)
+			wantNodes(t, nodesIn(t, mustExport(t, r, Turns, Filter{})), 0, c.rows)
 			if r.Dropped() != 0 {
 				t.Errorf("%d rows dropped", r.Dropped())
 			}
@@ -125,7 +127,7 @@ func TestRowsComeBackInOrderFromMemoryAndDisk(t *testing.T) {
 
 			again := mustNew(t, Options{Dir: dir, MaxRowsInMemory: c.inMemory})
 			again.Turn(turn(c.rows, "tr_a"))
-			wantNodes(t, nodesIn(t, mustExport(t, again, Turns, "")), 0, c.rows+1)
+			wantNodes(t, nodesIn(t, mustExport(t, again, Turns, Filter{})), 0, c.rows+1)
 			if got := again.Tables()[0].Rows; got != int64(c.rows+1) {
 				t.Errorf("Tables says %d rows, want %d", got, c.rows+1)
 			}
@@ -180,9 +182,9 @@ func TestFilesOfAnOlderRelease(t *testing.T) {
 		t.Errorf("%q, %v", got, err)
 	}
 	for name, other := range map[string][]column[row]{
-		`column "n" is not`:              {of, kinds("", "one", "two"), n},
-		`column "of" is not`:             {number("of", "", "", func(*row) int64 { return 0 }), kinds("", "one", "two", "three")},
-		`words of its column "kind" are`: {of, kinds("", "two", "one", "three")},
+		`column "n" is not`:          {of, kinds("", "one", "two"), n},
+		`column "of" is not`:         {number("of", "", "", func(*row) int64 { return 0 }), kinds("", "one", "two", "three")},
+		`word "three" of its column`: {of, kinds("", "one", "two", "four"), added(n)},
 	} {
 		if got, err := read(write(nil, other...)); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %q, %v", name, got, err)
@@ -201,7 +203,7 @@ func TestMemoryIsBoundedWithoutDisk(t *testing.T) {
 	for i := range 1000 {
 		r.Turn(turn(i, "tr_a"))
 	}
-	nodes := nodesIn(t, mustExport(t, r, Turns, ""))
+	nodes := nodesIn(t, mustExport(t, r, Turns, Filter{}))
 	if len(nodes) > 150 {
 		t.Fatalf("%d rows kept, the bound is 100 and a started batch", len(nodes))
 	}
@@ -220,11 +222,11 @@ func TestDiskIsBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	files, err := filepath.Glob(filepath.Join(dir, "*"))
+	files, err := filepath.Glob(filepath.Join(dir, "turns-v1", "*", "*"))
 	if err != nil || len(files) != 1 {
 		t.Fatalf("%d files (%v), want the newest alone", len(files), err)
 	}
-	wantNodes(t, nodesIn(t, mustExport(t, r, Turns, "")), 39, 40)
+	wantNodes(t, nodesIn(t, mustExport(t, r, Turns, Filter{})), 39, 40)
 }
 
 // A disk that fails must cost statistics, never the engine.
@@ -237,7 +239,7 @@ func TestFullDiskDropsTheOldest(t *testing.T) {
 	for i := range 1000 {
 		r.Turn(turn(i, "tr_a"))
 	}
-	nodes := nodesIn(t, mustExport(t, r, Turns, ""))
+	nodes := nodesIn(t, mustExport(t, r, Turns, Filter{}))
 	wantNodes(t, nodes, 1000-len(nodes), 1000)
 	if r.Dropped() == 0 {
 		t.Error("rows are gone and Dropped says nothing")
@@ -249,17 +251,23 @@ func TestFullDiskDropsTheOldest(t *testing.T) {
 
 func TestLeftoversOfAKilledDaemonAreRemoved(t *testing.T) {
 	dir := t.TempDir()
-	torn := filepath.Join(dir, "turns-v1-00000000000000000001-5.arrow.tmp")
-	other := filepath.Join(dir, "turns-v0-00000000000000000001-5.arrow")
-	for _, path := range []string{torn, other} {
+	torn := filepath.Join(dir, "turns-v1", "date=1970-01-01", "00000000000000000001.tmp")
+	older := filepath.Join(dir, "turns-v1-00000000000000000001-5.arrow.tmp")
+	other := filepath.Join(dir, "turns-v0", "date=1970-01-01", "00000000000000000001-5-00000000.parquet")
+	for _, path := range []string{torn, older, other} {
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
 		if err := os.WriteFile(path, []byte("half"), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	r := mustNew(t, Options{Dir: dir})
-	wantNodes(t, nodesIn(t, mustExport(t, r, Turns, "")), 0, 0)
-	if _, err := os.Stat(torn); !os.IsNotExist(err) {
-		t.Error("the torn file is still there")
+	wantNodes(t, nodesIn(t, mustExport(t, r, Turns, Filter{})), 0, 0)
+	for _, path := range []string{torn, older} {
+		if _, err := os.Stat(path); !os.IsNotExist(err) {
+			t.Errorf("the torn file %s is still there", path)
+		}
 	}
 	if _, err := os.Stat(other); err != nil {
 		t.Error("a file of another schema version is not ours to remove")
@@ -271,17 +279,163 @@ func TestExportOfOneTree(t *testing.T) {
 	for i := range 9000 {
 		r.Turn(turn(i, ids.Tree(fmt.Sprintf("tr_%d", i%3))))
 	}
-	got := nodesIn(t, mustExport(t, r, Turns, "tr_1"))
+	got := nodesIn(t, mustExport(t, r, Turns, Filter{Tree: "tr_1"}))
 	if len(got) != 3000 || got[0] != "nd_1" || got[2999] != "nd_8998" {
 		t.Errorf("%d rows from %s to %s", len(got), got[0], got[len(got)-1])
 	}
-	if got := nodesIn(t, mustExport(t, r, Turns, "tr_unknown")); len(got) != 0 {
+	if got := nodesIn(t, mustExport(t, r, Turns, Filter{Tree: "tr_unknown"})); len(got) != 0 {
 		t.Errorf("%d rows of an unknown tree", len(got))
 	}
 }
 
+// Each condition of a filter takes rows away, in memory as in files; all together take what each takes.
+func TestFilters(t *testing.T) {
+	for _, files := range []bool{false, true} {
+		o := Options{}
+		if files {
+			o.Dir = t.TempDir()
+		}
+		r := mustNew(t, o)
+		start := time.Date(2026, 1, 2, 3, 0, 0, 0, time.UTC)
+		for i := range 100 {
+			row := turn(i, []ids.Tree{"tr_a", "tr_b"}[i%2])
+			row.StartedAt, row.Verdict = start.Add(time.Duration(i)*time.Minute), tree.Verdict(i%5) // 0: unknown, which is null
+			if i == 99 {
+				row.StartedAt = time.Time{}
+			}
+			r.Turn(row)
+		}
+		if files {
+			if err := r.turns.flush(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want := map[string]struct {
+			f  Filter
+			is func(i int) bool
+		}{
+			"tree":     {Filter{Tree: "tr_b"}, func(i int) bool { return i%2 == 1 }},
+			"since":    {Filter{Since: start.Add(50 * time.Minute)}, func(i int) bool { return i >= 50 && i < 99 }},
+			"until":    {Filter{Until: start.Add(50 * time.Minute)}, func(i int) bool { return i < 50 }},
+			"verdicts": {Filter{Verdicts: []string{"none", "both"}}, func(i int) bool { return i%5 == 1 || i%5 == 4 }},
+			"all": {Filter{"tr_a", start.Add(10 * time.Minute), start.Add(30 * time.Minute), []string{"files"}},
+				func(i int) bool { return i%2 == 0 && i >= 10 && i < 30 && i%5 == 2 }},
+			"none of them": {Filter{Tree: "tr_c"}, func(int) bool { return false }},
+		}
+		for name, c := range want {
+			var nodes []string
+			for i := range 100 {
+				if c.is(i) {
+					nodes = append(nodes, fmt.Sprintf("nd_%d", i))
+				}
+			}
+			if got := nodesIn(t, mustExport(t, r, Turns, c.f)); !slices.Equal(got, nodes) {
+				t.Errorf("%s, files %v: %v, want %v", name, files, got, nodes)
+			}
+		}
+	}
+}
+
+func TestFiltersThatMakeNoSense(t *testing.T) {
+	r := mustNew(t, Options{})
+	now := time.Now()
+	for want, f := range map[string]Filter{
+		"no_verdict_column": {Verdicts: []string{"none"}},
+		"bad_times":         {Since: now, Until: now},
+	} {
+		if _, err := r.Schema(Forks, f); !fault.Is(err, fault.Invalid) || fault.As(err).Reason != want {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+	if _, err := r.Schema(Turns, Filter{Verdicts: []string{"some\x1b"}}); !fault.Is(err, fault.Invalid) || strings.Contains(err.Error(), "\x1b") {
+		t.Errorf("a verdict that is none: %v", err)
+	}
+	for _, table := range r.Tables() {
+		if _, err := r.Schema(table.Name, Filter{Since: now}); err != nil {
+			t.Error(err)
+		}
+		if err := r.Export(context.Background(), table.Name, Filter{Until: now}, &bytes.Buffer{}); err != nil {
+			t.Errorf("rows of %s have no time: %v", table.Name, err)
+		}
+	}
+}
+
+// What was recorded is in files at the end of each interval, however little it is, by the day.
+func TestFilesAreWrittenInTime(t *testing.T) {
+	dir := t.TempDir()
+	r := mustNew(t, Options{Dir: dir, Rotate: 20 * time.Millisecond})
+	r.Turn(turn(0, "tr_a"))
+	day := time.Now().UTC()
+	for want := filepath.Join(dir, "turns-v1", "date="+day.Format(time.DateOnly), "*-1-*.parquet"); ; <-time.After(time.Millisecond) {
+		if files, _ := filepath.Glob(want); len(files) == 1 {
+			break
+		} else if time.Since(day) > time.Minute {
+			t.Fatalf("there is no file %s after a minute", want)
+		}
+	}
+	day = time.Date(2026, 1, 31, 23, 59, 0, 0, time.UTC)
+	if got, want := r.turns.partition(day.In(time.FixedZone("", 2*3600))), filepath.Join(dir, "turns-v1", "date=2026-01-31"); got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
+// A file that is damaged is an error of its export, neither a gap in it nor the end of the daemon; whatever byte it is.
+func TestDamagedFilesAreTold(t *testing.T) {
+	dir := t.TempDir()
+	r := mustNew(t, Options{Dir: dir})
+	for i := range 2000 {
+		r.Turn(turn(i, "tr_a"))
+	}
+	if err := r.turns.flush(); err != nil {
+		t.Fatal(err)
+	}
+	path := r.turns.files[0].path
+	sound, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 300 {
+		broken := slices.Clone(sound)
+		broken[random.IntN(len(broken))] ^= byte(1 + random.IntN(255))
+		if random.IntN(4) == 0 {
+			broken = broken[:random.IntN(len(broken))]
+		}
+		if err := os.WriteFile(path, broken, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Export(context.Background(), Turns, Filter{}, io.Discard); err == nil || !strings.Contains(err.Error(), path) {
+			t.Fatalf("an export of a damaged file gives %v", err)
+		}
+	}
+}
+
+// Releases that kept Arrow files left them in one folder: their rows come first.
+func TestArrowFilesOfOlderReleases(t *testing.T) {
+	dir := t.TempDir()
+	old := mustNew(t, Options{})
+	for i := range 10 {
+		old.Turn(turn(i, "tr_a"))
+	}
+	f, err := os.Create(filepath.Join(dir, "turns-v1-00000000000000000007-10.arrow"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := WriteArrowFile(bytes.NewReader(mustExport(t, old, Turns, Filter{})), f); err != nil {
+		t.Fatal(err)
+	}
+	r := mustNew(t, Options{Dir: dir})
+	r.Turn(turn(10, "tr_a"))
+	if err := r.turns.flush(); err != nil {
+		t.Fatal(err)
+	}
+	r.Turn(turn(11, "tr_a"))
+	wantNodes(t, nodesIn(t, mustExport(t, r, Turns, Filter{})), 0, 12)
+}
+
 func TestUnknownTable(t *testing.T) {
-	err := mustNew(t, Options{}).Export(context.Background(), "turn\x1b[2J", "", &bytes.Buffer{})
+	err := mustNew(t, Options{}).Export(context.Background(), "turn\x1b[2J", Filter{}, &bytes.Buffer{})
 	if !fault.Is(err, fault.NotFound) || !strings.Contains(fault.As(err).Hint, "turns, nodes, forks, captures, audits, scheduler, host, restores, replays, sandboxes") {
 		t.Errorf("got %v", err)
 	}
@@ -316,7 +470,7 @@ func TestUnreadableNodesAreNoShorterTable(t *testing.T) {
 	broken := fault.New(fault.Unavailable, "state_unreadable", "reading the log")
 	r := mustNew(t, Options{Nodes: source{slices.Repeat([]NodeRow{{Node: &tree.Node{ID: "nd_1", Tree: "tr_1"}}}, 3000), broken}})
 	var b bytes.Buffer
-	if err := r.Export(context.Background(), Nodes, "", &b); err != broken {
+	if err := r.Export(context.Background(), Nodes, Filter{}, &b); err != broken {
 		t.Fatalf("exporting gives %v, want %v", err, broken)
 	}
 	if in, err := ipc.NewReader(&b); err == nil {
@@ -336,7 +490,7 @@ func TestBatchesStayBelow2MiB(t *testing.T) {
 	}
 	r := mustNew(t, Options{Nodes: source{rows: slices.Repeat([]NodeRow{{Node: node}}, 2000)}})
 	stream := &largestWrite{}
-	if err := r.Export(context.Background(), Nodes, "", stream); err != nil {
+	if err := r.Export(context.Background(), Nodes, Filter{}, stream); err != nil {
 		t.Fatal(err)
 	}
 	in, err := ipc.NewReader(&stream.Buffer)
@@ -352,6 +506,18 @@ func TestBatchesStayBelow2MiB(t *testing.T) {
 	}
 	if stream.largest >= 2<<20 {
 		t.Errorf("one buffer has %d bytes", stream.largest)
+	}
+	// Nor when they come back from files.
+	r = mustNew(t, Options{Dir: t.TempDir()})
+	for range 2*batchRows + 7 {
+		r.Audit(AuditRow{Files: strings.Repeat("f", maxText), Processes: strings.Repeat("p", maxText)})
+	}
+	if err := r.audits.flush(); err != nil {
+		t.Fatal(err)
+	}
+	stream = &largestWrite{}
+	if err := r.Export(context.Background(), Audits, Filter{}, stream); err != nil || stream.largest >= 2<<20 {
+		t.Errorf("one buffer of %d bytes, %v", stream.largest, err)
 	}
 	labels := asJSON(node.Labels)
 	if !json.Valid([]byte(labels)) || len(labels) > maxObject {
@@ -389,13 +555,13 @@ func TestRecordingWhileExporting(t *testing.T) {
 		}()
 	}
 	for range 20 {
-		mustExport(t, r, Forks, "tr_1")
+		mustExport(t, r, Forks, Filter{Tree: "tr_1"})
 	}
 	wg.Wait()
 	if err := r.Close(); err != nil { // no spill runs any more
 		t.Fatal(err)
 	}
-	kept := int64(len(nodesIn(t, mustExport(t, r, Forks, "")))) + int64(len(nodesIn(t, mustExport(t, r, Captures, ""))))
+	kept := int64(len(nodesIn(t, mustExport(t, r, Forks, Filter{})))) + int64(len(nodesIn(t, mustExport(t, r, Captures, Filter{}))))
 	if got := kept + r.Dropped(); got != 16000 {
 		t.Errorf("kept and dropped are %d rows, want 16000", got)
 	}
@@ -440,7 +606,7 @@ func TestRealClientsReadTheTables(t *testing.T) {
 	r.Replay(ReplayRow{Of: "nd_2", Tree: "tr_a", Took: time.Second, SameExit: true, Outcome: OK})
 	for _, table := range r.Tables() {
 		table := table.Name
-		stream := mustExport(t, r, table, "")
+		stream := mustExport(t, r, table, Filter{})
 		path := filepath.Join(dir, table)
 		if err := os.WriteFile(path+".arrows", stream, 0o600); err != nil {
 			t.Fatal(err)
@@ -494,7 +660,7 @@ func BenchmarkExportMillion(b *testing.B) {
 	}
 	for b.Loop() {
 		n := &counted{}
-		if err := r.Export(context.Background(), Turns, "", n); err != nil {
+		if err := r.Export(context.Background(), Turns, Filter{}, n); err != nil {
 			b.Fatal(err)
 		}
 		b.SetBytes(n.bytes)

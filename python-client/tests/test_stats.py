@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import io
 import math
 import sys
@@ -91,6 +92,17 @@ def test_a_form_that_is_unknown_or_missing(
     with pytest.raises(boxwood.Unsupported, match="pip install pandas"):
         client.stats("turns", to="pandas")
     assert not daemon.fake.named("ExportStats")  # said before anything was fetched
+
+
+def test_what_is_asked_for(daemon: FakeDaemon, client: boxwood.Client, rows: list[dict[str, object]]) -> None:
+    zone = datetime.timezone(datetime.timedelta(hours=2))
+    since = datetime.datetime(2026, 1, 31, 14, 0, 0, 1, tzinfo=zone)
+    client.stats("turns", tree="tr_1", since=since, verdicts=["files", "both"])
+    _, asked = daemon.fake.named("ExportStats")[-1]
+    assert (asked.tree_id, list(asked.verdicts), asked.until) == ("tr_1", ["files", "both"], 0)
+    assert asked.since == 1769860800_000001000  # 2026-01-31T12:00:00.000001Z
+    with pytest.raises(boxwood.InvalidArgument, match="names no zone"):
+        client.stats("turns", until=datetime.datetime(2026, 1, 31))
 
 
 # A tree: root - a - b - {c, d}, root - e. Leaves c and d at depth 3, e at depth 1.

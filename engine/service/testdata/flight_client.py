@@ -67,6 +67,13 @@ frame = polars.from_arrow(turns)
 assert frame.height == rows["turns"] and frame["tree"].unique().to_list() == [mine], frame
 assert sorted(frame["verdict"].cast(polars.String).to_list()) == ["files", "none"], frame
 
+# Less than a table: by verdict, and by time.
+some = root.do_get(ask(table="turns", tree_id=mine, verdicts=["files"])).read_all()
+assert some["verdict"].to_pylist() == ["files"], some
+later = some["started_at"].cast(pa.int64()).to_pylist()[0]
+assert root.do_get(ask(table="turns", tree_id=mine, since=later)).read_all().equals(some)
+assert root.do_get(ask(table="turns", tree_id=mine, until=later)).read_all().num_rows == rows["turns"] - 1
+
 # What isn't there.
 assert "no table" in refused(
     "another table", lambda: root.do_get(ask(table="nonsense")).read_all(), pa.ArrowException, KeyError

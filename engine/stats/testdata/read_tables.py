@@ -72,10 +72,21 @@ assert sandboxes[0]["disk_limit"] is None and sandboxes[1]["started_at"] is None
 made = sandboxes[0]["ended_at"] - sandboxes[0]["started_at"]
 assert datetime.timedelta(0) <= made < datetime.timedelta(hours=1), sandboxes
 
-# The file format, ours and that of the daemon's own history.
 assert pa.ipc.open_file(of("turns", ".arrow")).read_all().equals(turns)
-kept = glob.glob(os.path.join(folder, "spill", "turns-v1-*.arrow"))
-assert len(kept) == 1 and pa.ipc.open_file(kept[0]).read_all().num_rows == 4500, kept
+
+# The daemon's own history: partitions by day, which each of them reads without the daemon.
+history = os.path.join(folder, "spill", "turns-v1")
+kept = glob.glob(os.path.join(history, "date=*", "*.parquet"))
+assert len(kept) == 1, kept
+assert pq.ParquetFile(kept[0]).metadata.row_group(0).column(0).compression == "ZSTD"
+assert pq.read_table(kept[0]).equals(turns.slice(0, 4500).cast(pq.read_schema(kept[0])))
+assert pq.read_table(history)["date"].unique().to_pylist() == [kept[0].split("date=")[1][:10]]
+by_day = duckdb.sql(
+    f"select date, count(*), count(verdict) from read_parquet('{history}/**/*.parquet', hive_partitioning = true) group by 1"
+).fetchall()
+assert len(by_day) == 1 and by_day[0][1:] == (4500, 4500), by_day
+lazy = polars.scan_parquet(f"{history}/**/*.parquet", hive_partitioning=True)
+assert lazy.select(polars.col("wall_ns").sum()).collect().item() == 4500 * 4_000_000
 
 # polars: stream, file and Parquet give the same frame.
 stream = polars.read_ipc_stream(of("turns", ".arrows"))

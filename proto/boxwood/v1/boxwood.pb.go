@@ -9037,7 +9037,12 @@ type ExportStatsRequest struct {
 	// One of ListTables.
 	Table string `protobuf:"bytes,1,opt,name=table,proto3" json:"table,omitempty"`
 	// Only rows of this tree; empty: all.
-	TreeId        string `protobuf:"bytes,2,opt,name=tree_id,json=treeId,proto3" json:"tree_id,omitempty"`
+	TreeId string `protobuf:"bytes,2,opt,name=tree_id,json=treeId,proto3" json:"tree_id,omitempty"`
+	// Only rows whose started_at, or at, isn't before the one and is before the other. Unix ns; 0: no bound.
+	Since int64 `protobuf:"varint,3,opt,name=since,proto3" json:"since,omitempty"`
+	Until int64 `protobuf:"varint,4,opt,name=until,proto3" json:"until,omitempty"`
+	// Only rows with one of these verdicts ("none", "files", "process", "both"); empty: all.
+	Verdicts      []string `protobuf:"bytes,5,rep,name=verdicts,proto3" json:"verdicts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -9084,6 +9089,27 @@ func (x *ExportStatsRequest) GetTreeId() string {
 		return x.TreeId
 	}
 	return ""
+}
+
+func (x *ExportStatsRequest) GetSince() int64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
+func (x *ExportStatsRequest) GetUntil() int64 {
+	if x != nil {
+		return x.Until
+	}
+	return 0
+}
+
+func (x *ExportStatsRequest) GetVerdicts() []string {
+	if x != nil {
+		return x.Verdicts
+	}
+	return nil
 }
 
 type ExportStatsChunk struct {
@@ -10329,10 +10355,13 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x04data\x18\x02 \x01(\fR\x04data\"$\n" +
 	"\n" +
 	"ArchiveEnd\x12\x16\n" +
-	"\x06sha256\x18\x01 \x01(\fR\x06sha256\"C\n" +
+	"\x06sha256\x18\x01 \x01(\fR\x06sha256\"\x8b\x01\n" +
 	"\x12ExportStatsRequest\x12\x14\n" +
 	"\x05table\x18\x01 \x01(\tR\x05table\x12\x17\n" +
-	"\atree_id\x18\x02 \x01(\tR\x06treeId\"&\n" +
+	"\atree_id\x18\x02 \x01(\tR\x06treeId\x12\x14\n" +
+	"\x05since\x18\x03 \x01(\x03R\x05since\x12\x14\n" +
+	"\x05until\x18\x04 \x01(\x03R\x05until\x12\x1a\n" +
+	"\bverdicts\x18\x05 \x03(\tR\bverdicts\"&\n" +
 	"\x10ExportStatsChunk\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\"\x13\n" +
 	"\x11ListTablesRequest\"\x7f\n" +

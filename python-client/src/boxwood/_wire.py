@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from . import errors
 from ._proto import boxwood_pb2 as pb
 from .records import (
     Annotation,
@@ -29,6 +31,18 @@ from .records import (
 )
 
 W = TypeVar("W", bound=Word)
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+
+
+def moment(at: datetime.datetime | None) -> int:
+    """A time in nanoseconds since the epoch; 0 for none."""
+    if at is None:
+        return 0
+    if at.tzinfo is None:
+        raise errors.invalid(
+            f"the time {at.isoformat()} names no zone", "datetime.now(timezone.utc), or a time's astimezone()"
+        )
+    return (at - _EPOCH) // datetime.timedelta(microseconds=1) * 1000
 
 
 def _words(cls: type[W], enum: Any, prefix: str = "") -> dict[int, W]:

@@ -30,6 +30,8 @@ from .sandbox import Sandbox
 from .tree import Tree
 
 if TYPE_CHECKING:
+    import datetime
+
     import pandas
     import polars
     import pyarrow
@@ -450,44 +452,100 @@ class Client:
 
     @overload
     def stats(
-        self, table: str, *, tree: Tree | str | None = None, to: Literal["arrow"] = "arrow"
+        self,
+        table: str,
+        *,
+        tree: Tree | str | None = None,
+        since: datetime.datetime | None = None,
+        until: datetime.datetime | None = None,
+        verdicts: Iterable[str] = (),
+        to: Literal["arrow"] = "arrow",
     ) -> pyarrow.Table: ...
 
     @overload
     def stats(
-        self, table: str, *, tree: Tree | str | None = None, to: Literal["polars"]
+        self,
+        table: str,
+        *,
+        tree: Tree | str | None = None,
+        since: datetime.datetime | None = None,
+        until: datetime.datetime | None = None,
+        verdicts: Iterable[str] = (),
+        to: Literal["polars"],
     ) -> polars.DataFrame: ...
 
     @overload
     def stats(
-        self, table: str, *, tree: Tree | str | None = None, to: Literal["pandas"]
+        self,
+        table: str,
+        *,
+        tree: Tree | str | None = None,
+        since: datetime.datetime | None = None,
+        until: datetime.datetime | None = None,
+        verdicts: Iterable[str] = (),
+        to: Literal["pandas"],
     ) -> pandas.DataFrame: ...
 
-    def stats(self, table: str, *, tree: Tree | str | None = None, to: _stats.Form = "arrow") -> _stats.Frame:
+    def stats(
+        self,
+        table: str,
+        *,
+        tree: Tree | str | None = None,
+        since: datetime.datetime | None = None,
+        until: datetime.datetime | None = None,
+        verdicts: Iterable[str] = (),
+        to: _stats.Form = "arrow",
+    ) -> _stats.Frame:
         """Reads a statistics table; `boxwood.stats` has what one asks of them first.
 
         Args:
             table: Its name, one of `tables()`.
             tree: Only rows of this tree.
+            since: Only rows from this time on: their ``started_at``, or ``at``. It names its
+                time zone.
+            until: Only rows before this time.
+            verdicts: Only rows with one of these: "none", "files", "process", "both".
             to: What to make of it: "arrow" a `pyarrow.Table`, "polars" a `polars.DataFrame`
                 (which needs no pyarrow), "pandas" a `pandas.DataFrame`.
 
         Raises:
+            InvalidArgument: The table has no such column, or a time names no zone.
             NotFound: There is no such table.
             Unsupported: The library is missing.
         """
         _stats.check(to)
-        return consume(self.stats_chunks(table, tree=tree), lambda chunks: _stats.table(chunks, to))
+        chunks = self.stats_chunks(table, tree=tree, since=since, until=until, verdicts=verdicts)
+        return consume(chunks, lambda chunks: _stats.table(chunks, to))
 
-    def stats_reader(self, table: str, *, tree: Tree | str | None = None) -> pyarrow.RecordBatchReader:
+    def stats_reader(
+        self,
+        table: str,
+        *,
+        tree: Tree | str | None = None,
+        since: datetime.datetime | None = None,
+        until: datetime.datetime | None = None,
+        verdicts: Iterable[str] = (),
+    ) -> pyarrow.RecordBatchReader:
         """As `stats`, batch by batch as they come."""
         _stats.arrow()
-        return reader(self.stats_chunks(table, tree=tree))
+        return reader(self.stats_chunks(table, tree=tree, since=since, until=until, verdicts=verdicts))
 
-    def stats_chunks(self, table: str, *, tree: Tree | str | None = None) -> Iterator[bytes]:
+    def stats_chunks(
+        self,
+        table: str,
+        *,
+        tree: Tree | str | None = None,
+        since: datetime.datetime | None = None,
+        until: datetime.datetime | None = None,
+        verdicts: Iterable[str] = (),
+    ) -> Iterator[bytes]:
         """As `stats`, as chunks of bytes that together are one Arrow IPC stream; needs no pyarrow."""
         request = pb.ExportStatsRequest(
-            table=table, tree_id=tree.id if isinstance(tree, Tree) else tree or ""
+            table=table,
+            tree_id=tree.id if isinstance(tree, Tree) else tree or "",
+            since=_wire.moment(since),
+            until=_wire.moment(until),
+            verdicts=list(verdicts),
         )
         stream = self._caller.stream("ExportStats", request, timeout=3600.0)
         with contextlib.closing(stream):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import io
 import os
 import pickle
@@ -478,6 +479,12 @@ def test_statistics(client: boxwood.Client, tree: boxwood.Tree, sandbox: boxwood
     for name in names:
         assert client.stats(name).num_columns > 0
     assert client.stats("turns", tree=tree).num_rows == 1
+    now = datetime.datetime.now(datetime.timezone.utc)
+    assert client.stats("turns", tree=tree, since=now).num_rows == 0
+    assert client.stats("turns", tree=tree, until=now, verdicts=["files"]).num_rows == 1
+    assert client.stats("turns", tree=tree, verdicts=["none", "process"]).num_rows == 0
+    with pytest.raises(boxwood.InvalidArgument, match="have no verdict"):
+        client.stats("forks", verdicts=["none"])
     with client.stats_reader("nodes", tree=tree) as reader:
         assert sum(batch.num_rows for batch in reader) == 2
     data = b"".join(client.stats_chunks("turns", tree=tree))

@@ -3862,17 +3862,30 @@ class ExportStatsRequest(google.protobuf.message.Message):
 
     TABLE_FIELD_NUMBER: builtins.int
     TREE_ID_FIELD_NUMBER: builtins.int
+    SINCE_FIELD_NUMBER: builtins.int
+    UNTIL_FIELD_NUMBER: builtins.int
+    VERDICTS_FIELD_NUMBER: builtins.int
     table: builtins.str
     """One of ListTables."""
     tree_id: builtins.str
     """Only rows of this tree; empty: all."""
+    since: builtins.int
+    """Only rows whose started_at, or at, isn't before the one and is before the other. Unix ns; 0: no bound."""
+    until: builtins.int
+    @property
+    def verdicts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Only rows with one of these verdicts ("none", "files", "process", "both"); empty: all."""
+
     def __init__(
         self,
         *,
         table: builtins.str = ...,
         tree_id: builtins.str = ...,
+        since: builtins.int = ...,
+        until: builtins.int = ...,
+        verdicts: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["table", b"table", "tree_id", b"tree_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["since", b"since", "table", b"table", "tree_id", b"tree_id", "until", b"until", "verdicts", b"verdicts"]) -> None: ...
 
 global___ExportStatsRequest = ExportStatsRequest
 
