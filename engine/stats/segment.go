@@ -80,8 +80,8 @@ func (s *series[R]) segments() ([]segment, error) {
 	return found, nil
 }
 
-// rowsAtOnce bounds a row group, and so what a reader of a file must hold: with the longest text 80 MiB, usually 4.
-const rowsAtOnce = 16 << 10
+// rowsAtOnce bounds a row group, and so what a reader of a file must hold: with the longest text 40 MiB, usually 2.
+const rowsAtOnce = 8 << 10
 
 // writeSegment makes a file of batches: aside, synced, renamed. first is its place in the order, in Unix ns.
 func (s *series[R]) writeSegment(day time.Time, first int64, batches []arrow.Record) (seg segment, err error) {
@@ -244,8 +244,11 @@ func rowGroup(ctx context.Context, r *pqarrow.FileReader, i int) (arrow.Record, 
 	defer t.Release()
 	columns := make([]arrow.Array, t.NumCols())
 	for c := range columns {
-		if columns[c], err = array.Concatenate(t.Column(c).Data().Chunks(), memory.DefaultAllocator); err != nil {
-			return nil, err
+		chunks := t.Column(c).Data().Chunks()
+		if columns[c] = chunks[0]; len(chunks) > 1 {
+			if columns[c], err = array.Concatenate(chunks, memory.DefaultAllocator); err != nil {
+				return nil, err
+			}
 		}
 	}
 	return array.NewRecord(t.Schema(), columns, t.NumRows()), nil

@@ -98,7 +98,7 @@ def test_what_is_asked_for(daemon: FakeDaemon, client: boxwood.Client, rows: lis
     zone = datetime.timezone(datetime.timedelta(hours=2))
     since = datetime.datetime(2026, 1, 31, 14, 0, 0, 1, tzinfo=zone)
     client.stats("turns", tree="tr_1", since=since, verdicts=["files", "both"])
-    _, asked = daemon.fake.named("ExportStats")[-1]
+    _, asked, _, _ = daemon.fake.named("ExportStats")[-1]
     assert (asked.tree_id, list(asked.verdicts), asked.until) == ("tr_1", ["files", "both"], 0)
     assert asked.since == 1769860800_000001000  # 2026-01-31T12:00:00.000001Z
     with pytest.raises(boxwood.InvalidArgument, match="names no zone"):

@@ -532,9 +532,7 @@ class Client:
     ) -> pyarrow.RecordBatchReader:
         """As `stats`, batch by batch as they come."""
         _stats.arrow()
-        return await reader(
-            self.stats_chunks(table, tree=tree, since=since, until=until, verdicts=verdicts)
-        )
+        return await reader(self.stats_chunks(table, tree=tree, since=since, until=until, verdicts=verdicts))
 
     async def stats_chunks(
         self,
