@@ -11,7 +11,7 @@ import (
 
 // maxListed are the entries that one list of a request may have. What a call does with a list it does at once: in one change of
 // the store, which others wait for (10,000 annotations: 0.1 s where nothing else runs), or in one answer, which has to fit a message.
-// The words of a command have a bound of their own.
+// The words of a command have a bound of their own, and so have the nodes that a backup changes.
 const maxListed = 10000
 
 // fits refuses a request with more.
