@@ -8,6 +8,8 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"github.com/boxwood-rl/boxwood/internal/sabotage"
 )
 
 // trajectory is what a replay says of one.
@@ -69,7 +71,7 @@ func (d *Data) addReplay(r io.Reader) error {
 			d.replays[at] = trajectory{*l.File, l.Tree, l.Cause, l.Turns, l.Compared, l.Matched, l.First, l.MatchedPct, l.Evidence}
 			counts := l.Evidence
 			for _, t := range turns[l.Tree] {
-				counts = (counts || countsAll) && (t.Different == "" || countsAll)
+				counts = counts && t.Different == "" || sabotage.On("report")
 				if t.Node != "" && t.Skipped == nil {
 					d.replayed[t.Node] = replayed{at, t.Tool, counts}
 				}

@@ -1,5 +1,0 @@
-//go:build sabotage_report
-
-package report
-
-const countsAll = true
