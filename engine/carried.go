@@ -292,7 +292,7 @@ func (m *importer) try(ctx context.Context, c *received, s *incoming) error {
 	if err := failpoint.Hit("import trying"); err != nil {
 		return err
 	}
-	made, err := m.e.embody(ctx, m.e.workOf(sched.Fork, &m.tree), &c.ck, s.record, ids.NewGeneration(), "", mergeLimits(m.tree.Defaults.Limits, m.e.cfg.Limits), stats.ForTrial, nil)
+	made, err := m.e.embody(ctx, m.e.workOf(sched.Fork, &m.tree), &c.ck, s.record, ids.NewGeneration(), "", m.e.LimitsFor(&m.tree, tree.Limits{}), stats.ForTrial, nil)
 	switch {
 	case err == nil:
 		c.proven = true

@@ -296,8 +296,7 @@ type birth struct {
 
 func (e *Engine) conceive(p point, want, child int, o ForkOptions) *birth {
 	b := &birth{point: p, want: want, child: child, purpose: stats.ForFork}
-	limits := mergeLimits(o.Limits, p.tree.Defaults.Limits, e.cfg.Limits)
-	limits.Calls = p.tree.Defaults.Limits.Calls
+	limits := e.LimitsFor(p.tree, o.Limits)
 	gen := ids.NewGeneration()
 	if o.Seed != 0 {
 		of := child

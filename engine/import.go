@@ -142,7 +142,7 @@ func (m *importer) admit() error {
 		return fault.New(fault.Precondition, "other_layers", "image %s has other layers here than where the tree comes from", m.image.Digest)
 	}
 	if calls := m.tree.Defaults.Limits.Calls; calls&^m.how.Calls != 0 {
-		return fault.New(fault.Precondition, "calls_not_allowed", "the archive's tree allows its sandboxes the system calls of %s", strings.Join((calls&^m.how.Calls).Names(), ", ")).
+		return fault.New(fault.Precondition, "calls_not_allowed", "the archive's tree allows its sandboxes %s", strings.Join((calls&^m.how.Calls).Names(), ", ")).
 			WithHint("name these groups in the import (--allow-calls) if its sandboxes may make them here, too")
 	}
 	m.tree.Labels = maps.Clone(m.tree.Labels)

@@ -48,7 +48,9 @@ func (e *Engine) LimitsFor(t *tree.Tree, asked tree.Limits) tree.Limits {
 	if t != nil {
 		own = t.Defaults.Limits
 	}
-	return mergeLimits(asked, own, e.cfg.Limits)
+	limits := mergeLimits(asked, own, e.cfg.Limits)
+	limits.Calls = own.Calls
+	return limits
 }
 
 // SavedBytes is what the states of each client's trees hold, by the client's name: files with what each added, saved processes

@@ -197,8 +197,9 @@ func (e *Engine) adopt(ctx context.Context, v *tree.View, rec *tree.Sandbox) (*s
 	watch.Tainted(err != nil || others > 0 || head.Capture == tree.Withheld, "the daemon was restarted")
 	fresh := *rec
 	fresh.LeaseUntil = time.Now().Add(rec.Lease)
+	fresh.Limits.Calls = t.Defaults.Limits.Calls // a record of an older release doesn't have all
 	s := newSandbox(&fresh, t.Defaults)
-	s.body = &body{gen: rec.Generation, hostname: rec.Hostname, upper: upper, box: bx, watch: watch, checkpoint: ck, limits: rec.Limits, touchedProcesses: true}
+	s.body = &body{gen: rec.Generation, hostname: rec.Hostname, upper: upper, box: bx, watch: watch, checkpoint: ck, limits: fresh.Limits, touchedProcesses: true}
 	s.body.hides = func() *veil { return e.secrets.of(rec.Tree) }
 	s.body.secret = file.Secret
 	e.mu.Lock()

@@ -159,9 +159,10 @@ func (e *Engine) start(ctx context.Context, s Start, calls seccomp.Groups) (*tre
 	if err != nil {
 		return nil, nil, err
 	}
-	if was := t.Defaults.Limits.Calls; ck.Process == tree.Dump && was != calls {
+	was := t.Defaults.Limits.Calls
+	if other := was ^ calls; ck.Process == tree.Dump && other != 0 || ck.Process == tree.Shells && other&seccomp.Setuid != 0 {
 		return nil, nil, fault.New(fault.Precondition, "other_calls",
-			"processes are saved in node %s, which keep the system calls that they were allowed beyond the usual, %q; the tree asks for %q", n.ID, was, calls)
+			"processes are saved in node %s, which keep what they were allowed beyond the usual, %q; the tree asks for %q", n.ID, was, calls)
 	}
 	image, err := v.Image(string(t.Image))
 	return ck, image, err

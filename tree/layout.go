@@ -1,5 +1,7 @@
 package tree
 
+import "github.com/boxwood-rl/boxwood/internal/seccomp"
+
 // The fields of each record as they lie in the log (see codec.go). Numbers are
 // for ever. docs/TREE.md has the keys.
 
@@ -16,6 +18,12 @@ func layoutTree(c *coder, t *Tree) {
 	unsigned(c, 10, &t.Archive)
 	signed(c, 11, &t.ArchivedNodes)
 	text(c, 12, &t.Run)
+	// Trees of a format without this flag go on as they were: their sandboxes' programs may gain rights.
+	none := !c.decoding && t.Defaults.Limits.Calls&seccomp.Setuid == 0
+	c.flag(13, &none)
+	if c.decoding && !none {
+		t.Defaults.Limits.Calls |= seccomp.Setuid
+	}
 }
 
 func layoutRun(c *coder, r *Run) {

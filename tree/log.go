@@ -55,7 +55,8 @@ const (
 //	4  limits name system calls, and nodes what repeats their turns, which an older program would drop when it writes them again
 //	5  checkpoints say that secrets may be in them, which an older program would export
 //	6  trees have a capture policy, which an older program would drop when it writes them again
-const formatVersion = 6
+//	7  trees say that programs gain no rights, which an older program would drop when it writes them again
+const formatVersion = 7
 
 var (
 	formatKey  = rowKey(metaRows, "format")

@@ -156,7 +156,7 @@ func (a *app) treeNewCommand() *cobra.Command {
 	c.Flags().StringArrayVar(&setup, "setup", nil, "a line for bash, run once for all trees that ask for the same; may be repeated")
 	c.Flags().StringVar(&user, "user", "", "user of its turns")
 	c.Flags().StringVar(&cwd, "cwd", "", "working folder of its turns")
-	c.Flags().StringSliceVar(&calls, "allow-calls", nil, "system calls that its sandboxes may make beyond the usual: io_uring, keyring, userfaultfd, perf, namespaces")
+	c.Flags().StringSliceVar(&calls, "allow-calls", nil, "what its sandboxes may do beyond the usual: setuid (sudo of users other than root), and the system calls of io_uring, keyring, userfaultfd, perf, namespaces")
 	c.Flags().StringToStringVarP(&env, "env", "e", nil, "environment of its turns, NAME=VALUE")
 	c.Flags().StringToStringVar(&labels, "label", nil, "labels, NAME=VALUE")
 	c.Flags().BoolVar(&without, "no-sandbox", false, "make no sandbox")

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/seccomp"
 	"github.com/boxwood-rl/boxwood/internal/testenv"
 	pb "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 )
@@ -120,6 +121,17 @@ func TestOlderFormats(t *testing.T) {
 	}
 	if kinds, err := readAll(old); err != nil || kinds != "CEEDPNZ" {
 		t.Fatalf("format 1: %q, %v", kinds, err)
+	}
+	a, err := NewReader(bytes.NewReader(old))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Its sandboxes' programs could gain rights; those of a tree that doesn't say so now can't.
+	for format, want := range map[int32]seccomp.Groups{a.Head.Format: seccomp.Setuid, Format: 0} {
+		a.Head.Format = format
+		if got, err := TreeRecord(a.Head); err != nil || got.Defaults.Limits.Calls != want {
+			t.Errorf("format %d allows %q, %v", format, got.Defaults.Limits.Calls, err)
+		}
 	}
 }
 

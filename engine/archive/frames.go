@@ -42,7 +42,8 @@ const magic = "boxwood tree archive\n"
 //
 //	1  no dumps; a header without processor
 //	2  dumps
-const Format = 2
+//	3  trees whose programs may gain rights name setuid; before, all could
+const Format = 3
 
 // Kind of a frame.
 type Kind byte

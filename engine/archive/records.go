@@ -104,6 +104,9 @@ func TreeRecord(h *pb.ArchiveHeader) (tree.Tree, error) {
 	if err != nil {
 		return tree.Tree{}, err
 	}
+	if h.GetFormat() < 3 {
+		calls |= seccomp.Setuid
+	}
 	capture, err := tree.CapturePolicyOf(int32(d.GetCapturePolicy()))
 	if err != nil {
 		return tree.Tree{}, err

@@ -202,7 +202,7 @@ func differ(t *testing.T, started, restored string) {
 func TestARestoredBoxIsConfinedAsAFreshOne(t *testing.T) {
 	by, h := openCRIU(t), openHost(t)
 	program := compile(t, "calls.c")
-	for name, calls := range map[string]seccomp.Groups{"usual": 0, "more": seccomp.Keyring | seccomp.Namespaces} {
+	for name, calls := range map[string]seccomp.Groups{"usual": 0, "more": seccomp.Keyring | seccomp.Namespaces | seccomp.Setuid} {
 		t.Run(name, func(t *testing.T) {
 			id := testIdentity
 			id.Limits.Calls = calls

@@ -21,6 +21,7 @@ func TestInside(t *testing.T) {
 		{"machine id", "cat /etc/machine-id", testIdentity.MachineID},
 		{"machine id is fixed", "echo x 2>/dev/null >/etc/machine-id || echo no", "no"},
 		{"pid 1 and itself", "echo /proc/[0-9]*; echo $$", ""},
+		{"no new rights", "grep NoNewPrivs /proc/self/status", "NoNewPrivs:\t1"},
 		{"only lo, and up", "cd /sys/class/net; echo *; cat lo/flags", "lo\n0x9"},
 		{"loopback", "exec 3<>/dev/udp/127.0.0.1/9 && echo yes", "yes"},
 		{"no network", "(exec 3<>/dev/tcp/192.0.2.1/80) 2>/dev/null || echo no", "no"},

@@ -33,8 +33,9 @@ var measures = []struct {
 	{"limits", "-DWITHOUT_LIMITS -Wno-unused-variable", false},
 	{"masks", "-DWITHOUT_MASKS", false},
 	{"nesting", "-DWITHOUT_NESTING", false},
+	{"no_new_privs", "-DWITHOUT_NO_NEW_PRIVS", false},
 	{"cgroup_limits", "", true},
-	{"all", "-DWITHOUT_FILTER -DWITHOUT_CAPABILITIES -DWITHOUT_LIMITS -DWITHOUT_MASKS -DWITHOUT_NESTING -Wno-unused-variable", true},
+	{"all", "-DWITHOUT_FILTER -DWITHOUT_CAPABILITIES -DWITHOUT_LIMITS -DWITHOUT_MASKS -DWITHOUT_NESTING -DWITHOUT_NO_NEW_PRIVS -Wno-unused-variable", true},
 }
 
 // BenchmarkMeasures tells what each measure adds to a fork, from a zygote to the end of the first /bin/true, and to a

@@ -119,12 +119,21 @@ func (z *zygote) putGeneration(id Identity) error {
 	return os.WriteFile(filepath.Join(z.h.controlDir(z.slot), "generation"), []byte(id.Generation+"\n"), 0o444)
 }
 
+// What a box may do beyond the usual, as pid 1 is told: MAY_... of init/wire.h.
+const (
+	mayNest = 1 << iota
+	mayGain
+)
+
 func attachBody(id Identity) []byte {
-	nests := uint32(0)
+	may := uint32(0)
 	if id.Limits.Calls&seccomp.Namespaces != 0 {
-		nests = 1
+		may |= mayNest
 	}
-	body := binary.LittleEndian.AppendUint32(nil, nests)
+	if id.Limits.Calls&seccomp.Setuid != 0 {
+		may |= mayGain
+	}
+	body := binary.LittleEndian.AppendUint32(nil, may)
 	body = append(append(body, id.Hostname...), 0)
 	body = append(append(body, id.MachineID...), 0)
 	return append(body, seccomp.Program(id.Limits.Calls)...)

@@ -22,7 +22,7 @@ import (
 const onHost = "host"
 
 // walls are the attacks of testdata/attacks.c: what each comes to in a sandbox, and where it is seen to work, which is on the host
-// or in a sandbox that is allowed a group of calls; else why it can't be shown.
+// or in a sandbox that is allowed what it takes; else why it can't be shown.
 var walls = []struct {
 	attack  string
 	errnos  []syscall.Errno
@@ -96,6 +96,8 @@ var walls = []struct {
 	{"more_files", []syscall.Errno{unix.EPERM}, "the host's root may be confined, too"},
 	{"more_capabilities", []syscall.Errno{unix.EPERM}, onHost},
 	{"other_group", []syscall.Errno{unix.ENOENT}, onHost},
+	{"setuid_program", []syscall.Errno{unix.EPERM}, "setuid"},
+	{"capable_program", []syscall.Errno{unix.EPERM}, "setuid"},
 }
 
 // attackProgram compiles a program, for any user.
@@ -173,7 +175,7 @@ func TestAttacks(t *testing.T) {
 		t.Fatal(err)
 	}
 	control := outcomesOf(t, string(said))
-	_, allowed := d.newTree(t, "io_uring", "keyring", "namespaces", "userfaultfd")
+	_, allowed := d.newTree(t, "io_uring", "keyring", "namespaces", "setuid", "userfaultfd")
 	d.place(t, allowed, program)
 	freer := outcomesOf(t, d.ok(t, allowed.GetId(), "/root/program"))
 	for _, w := range walls {
@@ -205,16 +207,21 @@ func TestPolicyStaysWithItsProcesses(t *testing.T) {
 	testenv.Require(t, testenv.CRIU)
 	d := running(t)
 	_, sb := d.newTree(t, "keyring")
-	n := d.run(t, sb.GetId(), "sleep 100000 >/dev/null 2>&1 &").GetNode()
-	if got := d.captured(t, n.GetId())[0]; got.GetCapture() == boxwoodv1.CaptureStatus_CAPTURE_STATUS_WITHHELD {
-		t.Fatal(got.GetWithheldReason())
-	}
+	dump := d.kept(t, d.run(t, sb.GetId(), "sleep 100000 >/dev/null 2>&1 &").GetNode(), boxwoodv1.ProcessKind_PROCESS_KIND_DUMP)
+	_, sb = d.newTree(t, "setuid")
+	d.open(t, sb.GetId(), "main")
+	shell := d.kept(t, d.say(t, sb.GetId(), "main", "x=1").GetNode(), shellsKind)
 	for _, c := range []struct {
+		n      *boxwoodv1.Node
 		calls  []string
 		reason string
 	}{
-		{nil, "other_calls"}, {[]string{"keyring", "io_uring"}, "other_calls"}, {[]string{"keyring"}, ""}, {[]string{"bpf"}, "bad_calls"},
+		{dump, nil, "other_calls"}, {dump, []string{"keyring", "io_uring"}, "other_calls"}, {dump, []string{"keyring", "setuid"}, "other_calls"},
+		{dump, []string{"keyring"}, ""}, {dump, []string{"bpf"}, "bad_calls"},
+		// A shell is started anew, under other calls as well, but says whether its programs may gain rights.
+		{shell, nil, "other_calls"}, {shell, []string{"setuid", "keyring"}, ""},
 	} {
+		n := c.n
 		made, err := d.client.CreateTree(ctx(t), &boxwoodv1.CreateTreeRequest{
 			Start: &boxwoodv1.CreateTreeRequest_NodeId{NodeId: n.GetId()}, WithSandbox: true, Defaults: &boxwoodv1.Defaults{AllowCalls: c.calls},
 		})

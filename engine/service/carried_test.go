@@ -279,7 +279,7 @@ func TestDumpsOfAnotherHost(t *testing.T) {
 	strange := rewritten(t, whole, nil, func(list []frame) {
 		sums := map[string]string{}
 		fileOf(t, list, "witness.json", func(process string, b []byte) []byte {
-			b = bytes.Replace(b, []byte("NoNewPrivs: 0"), []byte("NoNewPrivs: 1"), 1)
+			b = bytes.Replace(b, []byte("NoNewPrivs: 1"), []byte("NoNewPrivs: 0"), 1)
 			sums[process] = fmt.Sprintf("%x %d witness.json", sha256.Sum256(b), len(b))
 			return b
 		})

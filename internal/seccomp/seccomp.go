@@ -30,7 +30,7 @@ import (
 
 //go:generate go run ./gen
 
-// Groups are calls beyond the usual that a sandbox may be allowed. Their numbers lie in the log of trees.
+// Groups are what a sandbox may be allowed beyond the usual: calls, and what they may do. Their numbers lie in the log of trees.
 type Groups uint64
 
 const (
@@ -44,6 +44,9 @@ const (
 	// Namespaces are namespaces inside the sandbox, and mounts in them. Nothing opens more of the
 	// kernel to whoever wants to break it, and processes in them can't be captured.
 	Namespaces
+	// Setuid opens no call: programs may gain rights that those who start them don't have, by setuid
+	// bits and capabilities of files. Elsewhere no_new_privs is set.
+	Setuid
 
 	last
 	// All is every group.
@@ -51,7 +54,7 @@ const (
 )
 
 var groupNames = map[string]Groups{
-	"io_uring": IOUring, "keyring": Keyring, "userfaultfd": Userfaultfd, "perf": Perf, "namespaces": Namespaces,
+	"io_uring": IOUring, "keyring": Keyring, "userfaultfd": Userfaultfd, "perf": Perf, "namespaces": Namespaces, "setuid": Setuid,
 }
 
 var groupCalls = map[Groups]string{
@@ -213,7 +216,7 @@ func Program(g Groups) []byte {
 	if sabotage.On("seccomp") {
 		return encode([]instruction{{ret, 0, 0, retAllow}})
 	}
-	return programs[g]()
+	return programs[g&^Setuid]()
 }
 
 // Digest changes when any program does: whether processes that were saved under one may go on under another.

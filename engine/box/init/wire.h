@@ -30,7 +30,7 @@ enum {
 
 enum op {
 	OP_SPAWN = 1,  // nursery: u32 slot, u32 idbase; fds: v2 cgroup, v1 "tasks"...
-	OP_ATTACH = 2, // u32 whether namespaces may be made, hostname\0 machine-id\0 struct sock_filter...; fds: overlay, leaf, leaf's cgroup.kill
+	OP_ATTACH = 2, // u32 what is allowed beyond the usual (MAY_...), hostname\0 machine-id\0 struct sock_filter...; fds: overlay, leaf, leaf's cgroup.kill
 	OP_EXEC = 3,   // struct exec_head, strings, first bytes of stdin
 	OP_STDIN = 4,  // bytes; without MORE these are the last
 	OP_LEAF = 5,   // u32 number; fds: leaf, leaf's cgroup.kill
@@ -132,6 +132,8 @@ void wait_guarded(int daemon);
 // zygote.c
 void stage(uint32_t slot); // comes back only if it failed
 void pid1(void) __attribute__((noreturn));
+enum { MAY_NEST = 1, MAY_GAIN = 2 }; // namespaces; rights, by a program's setuid bit or capabilities
+
 int attach(int sock, uint32_t id, const char *body, size_t n, int overlay, uint64_t start);
 
 // spawn.c

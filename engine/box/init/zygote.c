@@ -184,8 +184,8 @@ int attach(int sock, uint32_t id, const char *body, size_t n, int overlay, uint6
 	}
 	mid++;
 	size_t mid_len = strlen(mid);
-	uint32_t nests;
-	memcpy(&nests, body, sizeof nests);
+	uint32_t may;
+	memcpy(&may, body, sizeof may);
 	if (syscall(SYS_move_mount, overlay, "", AT_FDCWD, "/new", MOVE_MOUNT_F_EMPTY_PATH)) {
 		reply_error(sock, id, "mounting the root: %s", strerror(errno));
 		return -1;
@@ -206,9 +206,9 @@ int attach(int sock, uint32_t id, const char *body, size_t n, int overlay, uint6
 	    put(sock, id, AT_FDCWD, "/ro", root, "/run/box") || put(sock, id, AT_FDCWD, "/m", root, "/etc/machine-id"))
 		return -1;
 #ifdef WITHOUT_NESTING
-	nests = 1;
+	may |= MAY_NEST;
 #endif
-	if (!nests && forbid_nesting(nesting)) {
+	if (!(may & MAY_NEST) && forbid_nesting(nesting)) {
 		reply_error(sock, id, "forbidding namespaces: %s", strerror(errno));
 		return -1;
 	}
@@ -226,10 +226,14 @@ int attach(int sock, uint32_t id, const char *body, size_t n, int overlay, uint6
 	close(shm);
 	close(folder);
 	close(root);
-	// Everything that this process starts has the filter, too. Setting one takes a capability that is given up next.
+	// Everything that this process starts has the filter and no_new_privs, too. Setting one takes a capability that is given up next.
 	struct sock_fprog p = {.len = (end - filter) / sizeof(struct sock_filter), .filter = (struct sock_filter *)filter};
 #ifndef WITHOUT_FILTER
 	if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &p))
+		return -1;
+#endif
+#ifndef WITHOUT_NO_NEW_PRIVS
+	if (!(may & MAY_GAIN) && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 		return -1;
 #endif
 	limit_own_capabilities();

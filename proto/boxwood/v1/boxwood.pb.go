@@ -2855,9 +2855,10 @@ type Defaults struct {
 	LeaseNs int64 `protobuf:"varint,5,opt,name=lease_ns,json=leaseNs,proto3" json:"lease_ns,omitempty"`
 	// The deadline of a turn that names none.
 	TurnDeadlineNs int64 `protobuf:"varint,6,opt,name=turn_deadline_ns,json=turnDeadlineNs,proto3" json:"turn_deadline_ns,omitempty"`
-	// Groups of system calls that sandboxes may make beyond the usual: "io_uring", "keyring",
-	// "userfaultfd", "perf", "namespaces". A tree that starts from a node with saved processes
-	// has to name the same as that node's.
+	// What sandboxes may do beyond the usual: groups of system calls, "io_uring", "keyring", "userfaultfd",
+	// "perf", "namespaces"; and "setuid", the gain of rights by programs (sudo of users other than root).
+	// A tree that starts from a node with a dump has to name the same as that node's; from one with
+	// shells, "setuid" if that node's does.
 	AllowCalls    []string      `protobuf:"bytes,7,rep,name=allow_calls,json=allowCalls,proto3" json:"allow_calls,omitempty"`
 	CapturePolicy CapturePolicy `protobuf:"varint,8,opt,name=capture_policy,json=capturePolicy,proto3,enum=boxwood.v1.CapturePolicy" json:"capture_policy,omitempty"`
 	unknownFields protoimpl.UnknownFields

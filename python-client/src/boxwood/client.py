@@ -157,8 +157,9 @@ class Client:
             limits: Limits of its sandboxes.
             lease: Seconds that a sandbox of it lives without a call.
             turn_timeout: Seconds that a turn may take which names no timeout.
-            allow_calls: Groups of system calls that its sandboxes may make beyond the usual: "io_uring",
-                "keyring", "userfaultfd", "perf", "namespaces". What they open is in docs/SECURITY.md.
+            allow_calls: What its sandboxes may do beyond the usual: "setuid" (sudo and su for others than
+                root), and groups of system calls: "io_uring", "keyring", "userfaultfd", "perf",
+                "namespaces". What they open is in docs/SECURITY.md.
             capture: Which turns are captured: "sparse", those that changed something; "full", each, with
                 another dump of all that runs, to measure against; "files", as sparse, but processes are
                 never saved; "uncaptured", none. Nodes that are left out are withheld.

@@ -1225,9 +1225,10 @@ class Defaults(google.protobuf.message.Message):
     def limits(self) -> global___Limits: ...
     @property
     def allow_calls(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Groups of system calls that sandboxes may make beyond the usual: "io_uring", "keyring",
-        "userfaultfd", "perf", "namespaces". A tree that starts from a node with saved processes
-        has to name the same as that node's.
+        """What sandboxes may do beyond the usual: groups of system calls, "io_uring", "keyring", "userfaultfd",
+        "perf", "namespaces"; and "setuid", the gain of rights by programs (sudo of users other than root).
+        A tree that starts from a node with a dump has to name the same as that node's; from one with
+        shells, "setuid" if that node's does.
         """
 
     def __init__(
