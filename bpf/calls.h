@@ -46,15 +46,23 @@ struct address {
 	__u32 v6[4];
 };
 
+/* no_way: the kernel has no way to where a call wanted. There is none from a sandbox to anywhere
+ * outside it, and unlike the address that is read here the result can't be altered by anybody. */
+static __always_inline bool no_way(long ret)
+{
+	return ret == -101 || ret == -113; /* ENETUNREACH, EHOSTUNREACH */
+}
+
 /* leaves says whether a datagram or connection to this address leaves the sandbox. */
-static __always_inline bool leaves(const void *user, __u32 len)
+static __always_inline bool leaves(const void *user, __u32 len, bool datagram)
 {
 	struct address a = {};
 	if (!user || len < 2)
 		return false;
 	if (bpf_probe_read_user(&a, len < sizeof a ? 8 : sizeof a, user))
 		return false;
-	if (a.family == AF_INET)
+	/* that of a datagram may be left out */
+	if (a.family == AF_INET || (datagram && a.family == AF_UNSPEC && len >= 16))
 		return (a.v4 & 0xff) != 127 && a.v4 != 0;
 	if (a.family == AF_INET6) {
 		if (a.v6[0] == 0 && a.v6[1] == 0 && a.v6[2] == 0)
@@ -75,6 +83,10 @@ struct user_msghdr {
 	__u32 namelen, pad;
 	const struct user_iovec *iov;
 	__u64 iovlen;
+};
+struct user_mmsghdr { /* of sendmmsg */
+	struct user_msghdr h;
+	__u64 control[3], len;
 };
 struct nlmsg {
 	__u32 len;
@@ -101,7 +113,7 @@ static __always_inline bool only_asks(struct sock *sk, const void *data, __u64 l
 	return m.len < sizeof m;
 }
 
-static __always_inline void sent(struct box *b, struct task_struct *t, struct pt_regs *r, __u64 nr)
+static __always_inline void sent(struct box *b, struct task_struct *t, struct pt_regs *r, __u64 nr, long ret)
 {
 	const void *name = 0, *data = 0;
 	__u64 len = 0, namelen = 0, parts = 1;
@@ -122,10 +134,16 @@ static __always_inline void sent(struct box *b, struct task_struct *t, struct pt
 			data = v.base;
 			len = v.len;
 		}
-		if (nr == NR_sendmmsg && r->dx > 1)
+		if (nr == NR_sendmmsg && r->dx > 1) {
 			parts = 2;
+			/* the first that wasn't sent, if any was: the call doesn't say why */
+			struct user_mmsghdr *next = (struct user_mmsghdr *)r->si + (__u32)ret;
+			if (ret > 0 && ret < r->dx &&
+			    (bpf_probe_read_user(&m, sizeof m, next) || shared(t) || leaves(m.name, m.namelen, true)))
+				mark(b, F_EXTERNAL);
+		}
 	}
-	if (leaves(name, namelen))
+	if (leaves(name, namelen, true))
 		mark(b, F_EXTERNAL);
 	struct file *f = file_of(t, r->di);
 	if (!f)
@@ -232,13 +250,13 @@ static __always_inline void special(struct box *b, struct task_struct *t, struct
 {
 	switch (nr) {
 	case NR_connect:
-		if (leaves((void *)r->si, r->dx))
+		if (leaves((void *)r->si, r->dx, false))
 			mark(b, F_EXTERNAL);
 		return;
 	case NR_sendto:
 	case NR_sendmsg:
 	case NR_sendmmsg:
-		sent(b, t, r, nr);
+		sent(b, t, r, nr, ret);
 		return;
 	case NR_madvise: /* punches a hole into a mapped file, maybe before it fails */
 		if (r->dx == MADV_REMOVE)

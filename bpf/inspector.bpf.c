@@ -34,6 +34,8 @@ static __noinline int changed(struct pt_regs *r, long ret, __u16 c, bool other)
 		return 0;
 	long nr = (long)r->orig_ax;
 	count(b);
+	if (no_way(ret))
+		mark(b, F_EXTERNAL);
 	if (!(c & C_NAMED)) {
 		if (ret != -ENOSYS)
 			mark_call(b, F_UNKNOWN, other ? nr | X32_BIT : nr);
@@ -213,8 +215,13 @@ SEC("tp_btf/io_uring_submit_req")
 int BPF_PROG(uring, struct io_kiocb *req)
 {
 	struct box *b = watched();
-	if (b)
-		mark(b, F_URING);
+	if (!b)
+		return 0;
+	mark(b, F_URING);
+	switch (req->opcode) { /* to where, isn't looked at */
+	case 9: case 16: case 26: case 47: case 48: /* SENDMSG, CONNECT, SEND, SEND_ZC, SENDMSG_ZC */
+		mark(b, F_EXTERNAL);
+	}
 	return 0;
 }
 

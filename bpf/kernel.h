@@ -172,7 +172,9 @@ struct timespec64 {
 
 struct folio;
 struct btrfs_fs_info;
-struct io_kiocb;
+struct io_kiocb {
+	__u8 opcode;
+} __kernel;
 struct cred;
 struct user_namespace;
 struct kernel_siginfo;

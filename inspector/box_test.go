@@ -21,6 +21,7 @@ import (
 
 	"github.com/boxwood-rl/boxwood/internal/btrfs"
 	"github.com/boxwood-rl/boxwood/internal/testenv"
+	"github.com/boxwood-rl/boxwood/internal/thread"
 )
 
 // host is what all tests of this package share: a btrfs on a loop file, the
@@ -349,6 +350,24 @@ func (b *box) turn(argv ...string) {
 	}
 }
 
+// loopbackAlone gives this thread a network of its own, as sandboxes have.
+func loopbackAlone() error {
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return err
+	}
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(s)
+	lo, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	lo.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
+	return unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, lo)
+}
+
 func (b *box) try(argv ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience+*loadFor)
 	defer cancel()
@@ -360,13 +379,19 @@ func (b *box) try(argv ...string) (string, error) {
 	cmd.Env = []string{"GLIBC_TUNABLES=glibc.pthread.rseq=0", "STORM=" + strconv.FormatFloat(loadFor.Seconds(), 'f', 3, 64), "PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME=/w"}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Chroot: b.root, UseCgroupFD: true, CgroupFD: int(b.fd.Fd()),
-		Cloneflags: unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWNET | unix.CLONE_NEWNS,
+		Cloneflags: unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWNS,
 	}
 	var out strings.Builder
 	r, w, err := os.Pipe()
 	b.must(err)
 	cmd.Stdout, cmd.Stderr = w, w
-	if err := cmd.Start(); err != nil {
+	start := func() error {
+		if err := loopbackAlone(); err != nil {
+			return err
+		}
+		return cmd.Start()
+	}
+	if err := thread.Discard(start); err != nil {
 		r.Close()
 		w.Close()
 		return "", err

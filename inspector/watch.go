@@ -126,7 +126,9 @@ func (w *watch) Tainted(both bool, why string) {
 
 func (w *watch) NewEpoch(base string) {
 	w.k.gone.Add(atomic.LoadUint64(&w.box.Lost))
+	left := signs(atomic.LoadUint64(&w.box.Turn)) & sawExternal // by a survivor since the turn: no state, which a capture would have
 	w.begin(base)
+	atomic.StoreUint64(&w.box.Turn, uint64(left))
 	w.fallAsleep()
 }
 

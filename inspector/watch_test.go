@@ -224,19 +224,36 @@ func TestSandboxesDontMix(t *testing.T) {
 
 func TestExternalIsAMarkOnly(t *testing.T) {
 	k := mustKernel(t, Options{})
-	for _, way := range []string{"connect_", "datagram", "datagram6"} {
-		b := mustBox(t, nil)
+	b := mustBox(t, nil)
+	for _, c := range []struct {
+		way      string
+		external bool
+		verdict  tree.Verdict
+	}{
+		{"connect_", true, tree.None}, {"datagram", true, tree.None}, {"datagram6", true, tree.None}, {"datagram_mapped", true, tree.None},
+		{"datagram_of_no_family", true, tree.None}, {"echo_request", true, tree.None}, {"second_of_two", true, tree.None},
+		{"int80_connect", true, tree.Both}, // as any call of 32 bits
+		{"loopback", false, tree.None}, {"two_here", false, tree.None},
+	} {
 		w := mustWatch(t, k, b)
 		w.BeginTurn()
-		b.turn("/ways", way)
+		b.turn("/ways", c.way)
 		r := barrier(w)
-		if expect(t, way, r, tree.None, tree.None); !r.External {
-			t.Errorf("%s isn't external", way)
+		if expect(t, c.way, r, c.verdict, c.verdict); r.External != c.external {
+			t.Errorf("%s: external %t", c.way, r.External)
 		}
 		w.BeginTurn()
 		if barrier(w).External {
-			t.Errorf("%s: the next turn is external, too", way)
+			t.Errorf("%s: the next turn is external, too", c.way)
 		}
+		// What survivors try behind a turn is the next one's, also if there was a capture.
+		b.turn("/ways", c.way)
+		w.NewEpoch(b.snapshot())
+		w.BeginTurn()
+		if got := barrier(w).External; got != c.external {
+			t.Errorf("%s behind a turn: the next one is external: %t", c.way, got)
+		}
+		w.Close()
 	}
 }
 

@@ -36,7 +36,7 @@ SEC("raw_tp")
 int run_half_done(struct args *c) { return half_done(c->a[0]); }
 
 SEC("raw_tp")
-int run_leaves(struct args *c) { return leaves((void *)c->a[0], c->a[1]); }
+int run_leaves(struct args *c) { return leaves((void *)c->a[0], c->a[1], c->a[2]); }
 
 /* The kind of the caller's descriptor; 100: there is none. */
 SEC("raw_tp")

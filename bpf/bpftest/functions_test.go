@@ -105,10 +105,19 @@ func TestAddressesThatLeave(t *testing.T) {
 			copy(raw[8:], net.ParseIP(ip))
 		}
 		got := call(t, o.RunLeaves, uint64(uintptr(unsafe.Pointer(&raw[0]))), uint64(len(raw)))
-		runtime.KeepAlive(raw)
 		if got != want {
 			t.Errorf("%s: leaves %d, want %d", ip, got, want)
 		}
+		// A datagram may go to an address of no family, which is one of IPv4; to connect there is to disconnect.
+		if net.ParseIP(ip).To4() != nil {
+			binary.NativeEndian.PutUint16(raw, unix.AF_UNSPEC)
+			for datagram, want := range []int32{0, want} {
+				if got := call(t, o.RunLeaves, uint64(uintptr(unsafe.Pointer(&raw[0]))), uint64(len(raw)), uint64(datagram)); got != want {
+					t.Errorf("%s of no family, a datagram %d: leaves %d, want %d", ip, datagram, got, want)
+				}
+			}
+		}
+		runtime.KeepAlive(raw)
 	}
 }
 

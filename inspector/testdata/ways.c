@@ -319,6 +319,26 @@ W(lower_mmap) { char *p = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, rw("
 W(connect_) { struct sockaddr_in a = {AF_INET, htons(9), {htonl(0x0a010203)}}; connect(socket(AF_INET, SOCK_STREAM, 0), (void *)&a, sizeof a); }
 W(datagram) { struct sockaddr_in a = {AF_INET, htons(9), {htonl(0x0a010203)}}; sendto(socket(AF_INET, SOCK_DGRAM, 0), "x", 1, 0, (void *)&a, sizeof a); }
 W(datagram6) { struct sockaddr_in6 a = {AF_INET6, htons(9)}; inet_pton(AF_INET6, "2001:db8::1", &a.sin6_addr); sendto(socket(AF_INET6, SOCK_DGRAM, 0), "x", 1, 0, (void *)&a, sizeof a); }
+W(datagram_mapped) { struct sockaddr_in6 a = {AF_INET6, htons(9)}; inet_pton(AF_INET6, "::ffff:10.1.2.3", &a.sin6_addr); sendto(socket(AF_INET6, SOCK_DGRAM, 0), "x", 1, 0, (void *)&a, sizeof a); }
+W(datagram_of_no_family) { struct sockaddr_in a = {AF_UNSPEC, htons(9), {htonl(0x0a010203)}}; sendto(socket(AF_INET, SOCK_DGRAM, 0), "x", 1, 0, (void *)&a, sizeof a); }
+W(echo_request) { struct sockaddr_in a = {AF_INET, 0, {htonl(0x0a010203)}}; sendto(socket(AF_INET, SOCK_RAW, IPPROTO_ICMP), "\10\0\0\0\0\0\0\0", 8, 0, (void *)&a, sizeof a); }
+static struct sockaddr_in near = {AF_INET, 0x900, {0x0100007f}}, far = {AF_INET, 0x900, {0x0302010a}};
+W(second_of_two) {
+	struct iovec v = {"x", 1};
+	struct mmsghdr m[2] = {{{&near, sizeof near, &v, 1}}, {{&far, sizeof far, &v, 1}}};
+	if (sendmmsg(socket(AF_INET, SOCK_DGRAM, 0), m, 2, 0) != 1) exit(1);
+}
+W(two_here) {
+	struct iovec v = {"x", 1};
+	struct mmsghdr m[2] = {{{&near, sizeof near, &v, 1}}, {{&near, sizeof near, &v, 1}}};
+	if (sendmmsg(socket(AF_INET, SOCK_DGRAM, 0), m, 2, 0) != 2) exit(1);
+}
+W(int80_connect) { /* calls of 32 bits are known by their outcome alone */
+	char *low = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0); long r;
+	memcpy(low, &far, sizeof far);
+	__asm__ volatile("int $0x80" : "=a"(r) : "a"(362), "b"(socket(AF_INET, SOCK_STREAM, 0)), "c"(low), "d"(sizeof far) : "memory", "r8", "r9", "r10", "r11");
+	if (r != -ENETUNREACH) exit(1);
+}
 
 W(deep) { for (int i = 0; i < 3000; i++) { MUST(mkdir("n", 0755)); MUST(chdir("n")); } }
 
@@ -379,7 +399,7 @@ static const struct { const char *name; void (*run)(void); } ways[] = {
 	ROW(fssetxattr), ROW(setflags_dir), ROW(futimesat_), ROW(lremovexattr_), ROW(setxattrat_), ROW(removexattrat_), ROW(file_setattr_), ROW(msg_sent), ROW(sem_used), ROW(mq_sent), ROW(quiet), ROW(reads), ROW(open_rdwr), ROW(open_rdwr_lower), ROW(create_unlink), ROW(mkdtemp_), ROW(lower_rename), ROW(lower_rename_dir), ROW(lower_rename_back), ROW(lower_temp), ROW(lower_temp_chmod), ROW(tmpfile_gone),
 	ROW(rename_new), ROW(rename_back), ROW(rename_whiteout), ROW(link_unlink), ROW(lock), ROW(failed), ROW(dev_null), ROW(pipes), ROW(memfd), ROW(write_nothing), ROW(private_map), ROW(shared_map_read), ROW(children),
 	ROW(fsyncs), ROW(bound_gone), ROW(big_temp), ROW(netlink_get), ROW(own_limits), ROW(loopback), ROW(shm), ROW(msg), ROW(sem), ROW(mq), ROW(hostname), ROW(domainname), ROW(mount_), ROW(bind_mount),
-	ROW(keyring), ROW(sysctl), ROW(lo_ioctl), ROW(netlink_set), ROW(netlink_write), ROW(limits_of_1), ROW(batch_of_1), ROW(affinity_of_1), ROW(survivor), ROW(survivor_file), ROW(survivor_mapped), ROW(connect_), ROW(datagram), ROW(datagram6), ROW(costs), ROW(flood), ROW(storm), ROW(bomb), ROW(short_lives), ROW(instant), ROW(deep_names), ROW(deep_names_gone), ROW(late_writer), ROW(deep),
+	ROW(keyring), ROW(sysctl), ROW(lo_ioctl), ROW(netlink_set), ROW(netlink_write), ROW(limits_of_1), ROW(batch_of_1), ROW(affinity_of_1), ROW(survivor), ROW(survivor_file), ROW(survivor_mapped), ROW(connect_), ROW(datagram), ROW(datagram6), ROW(datagram_mapped), ROW(datagram_of_no_family), ROW(echo_request), ROW(second_of_two), ROW(two_here), ROW(int80_connect), ROW(costs), ROW(flood), ROW(storm), ROW(bomb), ROW(short_lives), ROW(instant), ROW(deep_names), ROW(deep_names_gone), ROW(late_writer), ROW(deep),
 };
 
 static void *idle(void *a) { for (;;) pause(); return 0; }
