@@ -529,10 +529,37 @@ func (c *caller) answer(m any) {
 			t := c.s.e.TreeOf(s.GetTreeId())
 			return t == nil || !c.owns(t)
 		})
+	case *boxwoodv1.GetInfoResponse:
+		c.informed(m)
+	case *boxwoodv1.ListTablesResponse:
+		for _, t := range m.GetTables() {
+			if !c.AllTrees {
+				t.Rows = -1
+			}
+		}
 	case *boxwoodv1.ListImagesResponse:
 		m.Images = slices.DeleteFunc(m.Images, func(i *boxwoodv1.Image) bool {
 			return !c.image("", &tree.Image{Digest: ids.Image(i.GetDigest()), Names: i.GetNames()})
 		})
+	}
+}
+
+// informed leaves out of what is said of the daemon what others do. What is said of the host, every sandbox can read.
+func (c *caller) informed(m *boxwoodv1.GetInfoResponse) {
+	if c.AllTrees {
+		return
+	}
+	m.PoolBytesUsed, m.ZygotesReady, m.LostEvents, m.PendingRemovals, m.Queues = 0, 0, 0, 0, nil
+	m.Sandboxes, m.Nodes = 0, 0
+	v := c.s.e.Store.View()
+	for t := range v.Trees() {
+		if c.owns(t) {
+			m.Sandboxes += int64(v.SandboxCount(t.ID))
+			m.Nodes += int64(v.NodeCount(t.ID))
+		}
+	}
+	for _, of := range m.GetCapabilities() {
+		of.Detail = "" // some count
 	}
 }
 

@@ -173,6 +173,32 @@ func (h *held) as(token string, certs ...tls.Certificate) *daemon {
 	return &other
 }
 
+// tellsHisOwn: what an account is told of the daemon counts nothing of others, unless it may read all.
+func (h *held) tellsHisOwn(t *testing.T, c *daemon, all bool) {
+	t.Helper()
+	i, err := c.client.GetInfo(ctx(t), &boxwoodv1.GetInfoRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tables, err := c.client.ListTables(ctx(t), &boxwoodv1.ListTablesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if counts := i.GetNodes()+i.GetSandboxes()+i.GetPoolBytesUsed()+int64(len(i.GetQueues())) > 0; counts != all {
+		t.Errorf("who may read all: %t, is told %v", all, i)
+	}
+	for _, of := range i.GetCapabilities() {
+		if of.GetDetail() != "" && !all {
+			t.Errorf("the capability %s says %q", of.GetName(), of.GetDetail())
+		}
+	}
+	for _, of := range tables.GetTables() {
+		if (of.GetRows() >= 0) != all {
+			t.Errorf("who may read all: %t, is told that the table %s has %d rows", all, of.GetName(), of.GetRows())
+		}
+	}
+}
+
 // A client on TCP is who its token or certificate says, has its own trees, its images and its verbs, and no more sandboxes than its quota.
 func TestClientsHaveWhatTheyWereGiven(t *testing.T) {
 	stranger := newAuthority(t)
@@ -328,6 +354,8 @@ func TestClientsHaveWhatTheyWereGiven(t *testing.T) {
 	if err != nil || len(list.GetTrees()) != 0 {
 		t.Errorf("bob is told of %v, %v", list.GetTrees(), err)
 	}
+	h.tellsHisOwn(t, bob, false)
+	h.tellsHisOwn(t, carol, true)
 	if list, err = alice.client.ListTrees(ctx(t), &boxwoodv1.ListTreesRequest{}); err != nil || len(list.GetTrees()) != 2 {
 		t.Errorf("alice is told of %v, %v", list.GetTrees(), err)
 	}

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/apache/arrow/go/v17/arrow/flight"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/boxwood-rl/boxwood/engine/stats"
 	"github.com/boxwood-rl/boxwood/internal/ids"
@@ -57,6 +59,20 @@ func TestFlights(t *testing.T) {
 	}
 	if out, err := exec.CommandContext(ctx(t), python.Path, "testdata/flight_client.py", string(text)).CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
+	}
+	// What there isn't is no failure of the daemon's.
+	put, err := flight.NewClientFromConn(h.conn, nil).DoPut(ctx(t))
+	if err == nil {
+		_, err = put.Recv()
+	}
+	if status.Code(err) != codes.Unimplemented {
+		t.Errorf("DoPut: %v", err)
+	}
+	until(t, "the call is in the log", func() bool { return strings.Contains(h.log.String(), "reason=no_such_call") })
+	for line := range strings.Lines(h.log.String()) {
+		if strings.Contains(line, "FlightService/DoPut") && !strings.Contains(line, "level=DEBUG") {
+			t.Errorf("the log says: %s", line)
+		}
 	}
 }
 

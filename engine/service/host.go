@@ -8,6 +8,7 @@ import (
 
 	"github.com/boxwood-rl/boxwood/engine"
 	"github.com/boxwood-rl/boxwood/engine/stats"
+	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/hostload"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
@@ -111,6 +112,9 @@ func (s *Service) ListImages(context.Context, *boxwoodv1.ListImagesRequest) (*bo
 func (s *Service) RemoveImage(ctx context.Context, req *boxwoodv1.RemoveImageRequest) (*boxwoodv1.RemoveImageResponse, error) {
 	got, _, err := once(ctx, s, req.GetIdempotencyKey(), req, &boxwoodv1.RemoveImageResponse{}, func(record) (*boxwoodv1.RemoveImageResponse, error) {
 		freed, err := s.e.RemoveImage(ctx, req.GetImage())
+		if who := callerOf(ctx); who != nil && !who.AllTrees && err != nil && fault.As(err).Reason == "image_in_use" {
+			err = fault.New(fault.Precondition, "image_in_use", "a tree stands on image %s", req.GetImage()) // whose, is the tree's client's
+		}
 		return &boxwoodv1.RemoveImageResponse{FreedBytes: freed}, err
 	})
 	return got, err

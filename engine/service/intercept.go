@@ -229,7 +229,10 @@ func (s *Service) outcome(ctx context.Context, id, method string, began time.Tim
 	}
 	f := fault.As(err)
 	level := s.log.Debug
-	if f.Origin() == fault.Infrastructure && f.Kind != fault.Exhausted {
+	switch {
+	case status.Code(err) == codes.Unimplemented: // a call of Arrow Flight that there isn't here
+		f = fault.New(fault.Unsupported, "no_such_call", "%w", err)
+	case f.Origin() == fault.Infrastructure && f.Kind != fault.Exhausted:
 		level = s.log.Warn
 	}
 	level("call failed", "request", id, "uid", who.uid, "pid", who.pid, "client", who.name, "method", method, "took", time.Since(began), "reason", f.Reason, "error", short(err.Error()))

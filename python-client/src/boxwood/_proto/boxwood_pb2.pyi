@@ -820,6 +820,10 @@ global___Capability = Capability
 
 @typing.final
 class GetInfoResponse(google.protobuf.message.Message):
+    """An account that has only its own trees is told of sandboxes and nodes of these, and of nothing else that counts what
+    others do.
+    """
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     VERSION_FIELD_NUMBER: builtins.int
@@ -3926,6 +3930,7 @@ class Table(google.protobuf.message.Message):
     name: builtins.str
     description: builtins.str
     rows: builtins.int
+    """-1: not told, to an account that has only its own trees."""
     @property
     def columns(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Column]: ...
     def __init__(
