@@ -21,13 +21,15 @@ import (
 // onHost: the attack works for root of the host, in namespaces of its own, whom nothing confines.
 const onHost = "host"
 
-// walls are the attacks of testdata/attacks.c: what each comes to in a sandbox, and where it is seen to work, which is on the host
-// or in a sandbox that is allowed what it takes; else why it can't be shown.
-var walls = []struct {
+type wall struct {
 	attack  string
 	errnos  []syscall.Errno
 	control string
-}{
+}
+
+// walls are the attacks of testdata/attacks.c: what each comes to in a sandbox, and where it is seen to work, which is on the host
+// or in a sandbox that is allowed what it takes; else why it can't be shown.
+var walls = []wall{
 	{"core_pattern", []syscall.Errno{unix.EACCES, unix.EROFS}, onHost},
 	{"modprobe_path", []syscall.Errno{unix.EROFS, unix.ENOENT}, "not every kernel has it"},
 	{"sysrq", []syscall.Errno{unix.EACCES, unix.EROFS, unix.ENOENT}, "not every kernel has it"},
@@ -98,6 +100,8 @@ var walls = []struct {
 	{"other_group", []syscall.Errno{unix.ENOENT}, onHost},
 	{"setuid_program", []syscall.Errno{unix.EPERM}, "setuid"},
 	{"capable_program", []syscall.Errno{unix.EPERM}, "setuid"},
+	{"dirty_pipe", []syscall.Errno{unix.EROFS}, "kernels that have the fix don't do it anywhere"},
+	{"dirty_cow", []syscall.Errno{unix.EROFS}, "kernels that have the fix don't do it anywhere"},
 }
 
 // attackProgram compiles a program, for any user.
@@ -198,6 +202,59 @@ func TestAttacks(t *testing.T) {
 			t.Errorf("attacks without a row: %v", got)
 		}
 		d.ok(t, sb.GetId(), "true") // pid 1 has come to no harm
+	}
+}
+
+// What the pages on security and hazards name is there: tests, and for each published escape the attacks that try its first step.
+func TestSecurityNamesItsTests(t *testing.T) {
+	var sources strings.Builder
+	for _, pattern := range []string{"*/*_test.go", "*/*/*_test.go", "*/*/*/*_test.go", "python-client/tests/*.py", "python-client/tests/*/*.py"} {
+		files, err := filepath.Glob("../../" + pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sources.Write(text)
+		}
+	}
+	tests := regexp.MustCompile(`\b(Test[A-Z]\w+|test_\w+)`)
+	exists := func(name string) bool {
+		return strings.Contains(sources.String(), "func "+name+"(") || strings.Contains(sources.String(), "def "+name)
+	}
+	pages := map[string]string{}
+	for _, page := range []string{"SECURITY.md", "HAZARDS.md"} {
+		text, err := os.ReadFile("../../docs/" + page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pages[page] = string(text)
+		for _, name := range tests.FindAllString(string(text), -1) {
+			if !exists(name) {
+				t.Errorf("%s names %s, which isn't there", page, name)
+			}
+		}
+	}
+	_, escapes, _ := strings.Cut(pages["SECURITY.md"], "## Known escapes")
+	rows := 0
+	for line := range strings.Lines(escapes) {
+		cells := strings.Split(strings.TrimSpace(line), "|")
+		if len(cells) != 6 || cells[1] == " published " || strings.HasPrefix(cells[1], "-") {
+			continue
+		}
+		rows++
+		for name := range strings.SplitSeq(cells[4], ",") {
+			name = strings.Trim(name, " `")
+			if !exists(name) && !slices.ContainsFunc(walls, func(w wall) bool { return w.attack == name }) {
+				t.Errorf("%s: nothing tries %q", cells[1], name)
+			}
+		}
+	}
+	if rows < 10 {
+		t.Errorf("%d escapes are known", rows)
 	}
 }
 

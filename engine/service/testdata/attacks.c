@@ -9,6 +9,7 @@
 #include <grp.h>
 #include <linux/btrfs.h>
 #include <linux/capability.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stddef.h>
@@ -274,6 +275,56 @@ static int capable_program(void)
 	struct vfs_cap_data d = {.magic_etc = VFS_CAP_REVISION_2 | VFS_CAP_FLAGS_EFFECTIVE, .data[0].permitted = 1 << CAP_SETUID};
 	return copy_of_self("/tmp/capable") || setxattr("/tmp/capable", "security.capability", &d, XATTR_CAPS_SZ_2, 0) || as_user("/tmp/capable");
 }
+
+// Files that may only be read, by holes that kernels had: a pipe that takes what is written to it for a page of the file, and
+// a race between a write to memory and its being thrown away.
+static int may_be_read(const char *path)
+{
+	int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0444);
+	return fd < 0 || write(fd, "aaaa", 4) != 4 || close(fd) ? -1 : open(path, O_RDONLY | O_CLOEXEC);
+}
+static int unchanged(int fd)
+{
+	char now[4];
+	errno = EROFS;
+	return pread(fd, now, 4, 0) != 4 || !memcmp(now, "aaaa", 4);
+}
+static int dirty_pipe(void)
+{
+	static char block[4096];
+	int p[2], fd = may_be_read("/tmp/pipe"), n = 0;
+	loff_t at = 0;
+	if (fd < 0 || pipe(p))
+		return 1;
+	for (int size = fcntl(p[1], F_GETPIPE_SZ); n < size; n += sizeof block)
+		if (write(p[1], block, sizeof block) != sizeof block)
+			return 1;
+	for (; n > 0; n -= sizeof block)
+		if (read(p[0], block, sizeof block) != sizeof block)
+			return 1;
+	return splice(fd, &at, p[1], NULL, 1, 0) != 1 || write(p[1], "x", 1) != 1 || unchanged(fd);
+}
+static void *page;
+static void *forgets(void *end)
+{
+	while (!*(volatile int *)end)
+		madvise(page, 4096, MADV_DONTNEED);
+	return NULL;
+}
+static int dirty_cow(void)
+{
+	static int end;
+	pthread_t t;
+	int fd = may_be_read("/tmp/cow"), mem = open("/proc/self/mem", O_RDWR | O_CLOEXEC);
+	page = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE, fd, 0);
+	if (fd < 0 || mem < 0 || page == MAP_FAILED || pthread_create(&t, NULL, forgets, &end))
+		return 1;
+	for (int i = 0; i < 20000; i++)
+		if (pwrite(mem, "xxxx", 4, (off_t)page) != 4)
+			return 1;
+	end = 1;
+	return pthread_join(t, NULL) || unchanged(fd);
+}
 static int other_group(void) { return opens("/sys/fs/cgroup/cgroup.procs", O_WRONLY) && opens("/sys/fs/cgroup/unified/cgroup.procs", O_WRONLY); }
 
 #define A(f) {#f, f}
@@ -292,6 +343,7 @@ static const struct {
 	A(stale_blocks), A(daemon_socket), A(control_socket), A(false_pid1), A(moved_control),
 	A(io_uring), A(keyring), A(userfault), A(bpf), A(perf), A(module), A(alg), A(vsock), A(packet),
 	A(set_clock), A(set_name), A(realtime), A(nice_), A(spare_me), A(more_files), A(more_capabilities), A(other_group), A(setuid_program), A(capable_program),
+	A(dirty_pipe), A(dirty_cow),
 };
 
 // How far one gets: each takes until it is refused, or has as much as it was told, and gives it back.
