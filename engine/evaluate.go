@@ -86,7 +86,7 @@ func (e *Engine) Evaluate(ctx context.Context, id ids.Node, g Grader) (Evaluatio
 		}
 		room := to.limits.DiskBytes
 		missing, err = e.hand(ctx, subject, fresh, g, &room)
-		if room < 0 { // the agent's doing, as a file with a hole that no disk has room for: no failure of the host
+		if room < 0 && !sabotage.On("room") { // the agent's doing, as a file with a hole that no disk has room for: no failure of the host
 			return Evaluation{Status: tree.Completed, Missing: missing, Problem: "the command wasn't run: the paths hold more than the grader's sandbox may have on its disk"}, nil
 		}
 		if err != nil {

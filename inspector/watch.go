@@ -157,7 +157,7 @@ func (w *watch) Barrier(ctx context.Context) Report {
 	w.judgeProcesses(epoch, now, err, all, turn)
 	r := Report{
 		Verdict: all.verdict(), Turn: turn.verdict(),
-		External: w.turn&sawExternal != 0,
+		External: w.turn&sawExternal != 0 && !sabotage.On("external"),
 		Effects:  turn.effects, Count: turn.count,
 		Written: int64(atomic.LoadUint64(&w.box.Written) - w.written), Started: int64(atomic.LoadUint64(&w.box.Started) - w.started),
 		Beyond:    all.beyond,

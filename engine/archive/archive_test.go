@@ -3,6 +3,7 @@ package archive
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"io"
 	"os"
@@ -131,6 +132,29 @@ func TestOlderFormats(t *testing.T) {
 		a.Head.Format = format
 		if got, err := TreeRecord(a.Head); err != nil || got.Defaults.Limits.Calls != want {
 			t.Errorf("format %d allows %q, %v", format, got.Defaults.Limits.Calls, err)
+		}
+	}
+}
+
+// endless counts what is read of it.
+type endless struct{ n int }
+
+func (e *endless) Read(p []byte) (int, error) {
+	if e.n += len(p); e.n > 64<<20 {
+		return 0, io.EOF
+	}
+	return len(p), nil
+}
+
+// A frame says how long it is before it is there. More than a frame may have is damage, before it is read.
+func TestLengthsOfFramesAreBounded(t *testing.T) {
+	for name, length := range map[string][]byte{
+		"one byte too many": binary.AppendUvarint(nil, maxFrame+1), "a large number": binary.AppendUvarint(nil, 1<<62), "no number": bytes.Repeat([]byte{0xff}, 11),
+	} {
+		rest := &endless{}
+		_, err := NewReader(io.MultiReader(strings.NewReader(magic+"H"+string(length)), rest))
+		if fault.As(err) == nil || fault.As(err).Reason != "archive_damaged" || rest.n > 1<<20 {
+			t.Errorf("%s: %v, when %d bytes behind it had been read", name, err, rest.n)
 		}
 	}
 }

@@ -533,7 +533,7 @@ func (c *caller) answer(m any) {
 		c.informed(m)
 	case *boxwoodv1.ListTablesResponse:
 		for _, t := range m.GetTables() {
-			if !c.AllTrees {
+			if !c.AllTrees && !sabotage.On("counts") {
 				t.Rows = -1
 			}
 		}
@@ -546,7 +546,7 @@ func (c *caller) answer(m any) {
 
 // informed leaves out of what is said of the daemon what others do. What is said of the host, every sandbox can read.
 func (c *caller) informed(m *boxwoodv1.GetInfoResponse) {
-	if c.AllTrees {
+	if c.AllTrees || sabotage.On("counts") {
 		return
 	}
 	m.PoolBytesUsed, m.ZygotesReady, m.LostEvents, m.PendingRemovals, m.Queues = 0, 0, 0, 0, nil
