@@ -144,7 +144,7 @@ func (f *fake) Annotate(_ context.Context, r *pb.AnnotateRequest) (*pb.AnnotateR
 
 func (f *fake) ExportStats(r *pb.ExportStatsRequest, s grpc.ServerStreamingServer[pb.ExportStatsChunk]) error {
 	var b bytes.Buffer
-	if err := f.recorder.Export(s.Context(), r.Table, ids.Tree(r.TreeId), &b); err != nil {
+	if err := f.recorder.Export(s.Context(), r.Table, stats.Filter{Tree: ids.Tree(r.TreeId)}, &b); err != nil {
 		return failure(codes.NotFound, err.Error(), &pb.Error{Hint: "tables are turns, nodes, forks and captures"})
 	}
 	for b.Len() > 0 {

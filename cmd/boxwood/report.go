@@ -13,6 +13,7 @@ import (
 	"github.com/boxwood-rl/boxwood/cmd/boxwood/report"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/printable"
+	pb "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 )
 
 func (a *app) reportCommand() *cobra.Command {
@@ -68,7 +69,7 @@ func (a *app) makeReport(ctx context.Context, files, trees []string, to, picture
 		}
 		for _, table := range report.Tables {
 			for _, tree := range of {
-				stream, err := a.openTable(ctx, table, tree)
+				stream, err := a.openTable(ctx, &pb.ExportStatsRequest{Table: table, TreeId: tree})
 				if err == nil {
 					err = data.AddStream(stream)
 				}
