@@ -56,7 +56,7 @@ func (e *Engine) adaptAgain(ctx context.Context) {
 	for {
 		now, err := hostload.ReadStalls()
 		if err != nil && !failing {
-			e.log.Error("reading the host's pressure failed; limits go by what work takes alone", "error", err)
+			e.log.ErrorContext(ctx, "reading the host's pressure failed; limits go by what work takes alone", "error", err)
 		}
 		failing = err != nil
 		a.next(now, time.Now())

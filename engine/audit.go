@@ -73,13 +73,13 @@ func (e *Engine) auditing() bool { return e.cfg.Audit > 0 && rand.Float64() < e.
 
 // noteObjects remembers the kernel objects of a body before its first turn. They
 // stay what they were in every node that is captured.
-func (e *Engine) noteObjects(b *body) {
+func (e *Engine) noteObjects(ctx context.Context, b *body) {
 	if e.cfg.Audit <= 0 || b.objects != nil {
 		return
 	}
 	objects, err := e.firstObjects(b)
 	if err != nil {
-		e.log.Warn("kernel objects can't be audited", "generation", b.gen, "error", err)
+		e.log.WarnContext(ctx, "kernel objects can't be audited", "generation", b.gen, "error", err)
 		return
 	}
 	b.objects = objects
@@ -132,8 +132,9 @@ func inOwnRoot(pid int) (bool, error) {
 }
 
 // submitAudit puts the audit of a turn in line that isn't captured.
-func (e *Engine) submitAudit(s *sandbox, b *body, n *tree.Node) {
+func (e *Engine) submitAudit(cause context.Context, s *sandbox, b *body, n *tree.Node) {
 	job := e.captures.Submit(e.work(sched.Audit, s.tree), func(ctx context.Context, _ time.Duration) error {
+		ctx = aboutNode(ctx, cause, n, s.id)
 		return e.audit(ctx, s, b, n, b.checkpoint, nil)
 	})
 	s.mu.Lock()
@@ -167,7 +168,7 @@ func (e *Engine) audit(ctx context.Context, s *sandbox, b *body, n *tree.Node, w
 		e.audits.mu.Lock()
 		e.audits.failed++
 		e.audits.mu.Unlock()
-		e.log.Warn("an audit failed", "node", n.ID, "error", err)
+		e.log.WarnContext(ctx, "an audit failed", "node", n.ID, "error", err)
 		return nil // the verdict stands, and so does the node
 	}
 	judgedFiles := n.Verdict == tree.Files || n.Verdict == tree.Both
@@ -188,15 +189,15 @@ func (e *Engine) audit(ctx context.Context, s *sandbox, b *body, n *tree.Node, w
 	if !row.MissedFiles && !row.MissedProcess {
 		return nil
 	}
-	e.log.Error("an audit found a change that was judged unchanged", "node", n.ID, "action", n.Action.Text,
+	e.log.ErrorContext(ctx, "an audit found a change that was judged unchanged", "node", n.ID, "action", n.Action.Text,
 		"files", found.Files, "process", found.Process, "case", e.keepCase(string(n.ID), found))
 	b.watch.Tainted(row.MissedProcess, "an audit found a change that was missed")
 	if row.MissedProcess {
-		e.withhold(n.ID, "an audit found a change of processes that was missed: "+joinReasons(found.Process))
+		e.withhold(ctx, n.ID, "an audit found a change of processes that was missed: "+joinReasons(found.Process))
 		return nil
 	}
 	if why := e.leftOut(s.defaults.Capture, b); why != "" {
-		e.withhold(n.ID, why)
+		e.withhold(ctx, n.ID, why)
 		return nil
 	}
 	return e.capture(ctx, s, b, n, 0)
@@ -252,7 +253,7 @@ func (e *Engine) compareHalves(ctx context.Context, b *body, n *tree.Node, was, 
 			pending.Abort()
 			return nil, fmt.Errorf("finishing the snapshot to look at: %w", err)
 		}
-		drop = func() { e.removeSnapshot(id) }
+		drop = func() { e.removeSnapshot(ctx, id) }
 	}
 	defer drop()
 	c.Files, err = merged.Differ(ctx, b.upper.Layers, e.Pool.SnapshotDir(was.Snapshot), e.Pool.SnapshotDir(id))

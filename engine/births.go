@@ -102,7 +102,7 @@ func (e *Engine) recordFound(ctx context.Context) error {
 func (e *Engine) removeBirths(keep map[ids.Generation]bool) {
 	entries, err := os.ReadDir(e.boxDir())
 	if err != nil {
-		e.log.Error("reading the folder of box records", "error", err)
+		e.log.ErrorContext(e.life, "reading the folder of box records", "error", err)
 		return
 	}
 	for _, d := range entries {

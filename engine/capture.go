@@ -8,6 +8,7 @@ import (
 
 	"github.com/boxwood-rl/boxwood/engine/pool"
 	"github.com/boxwood-rl/boxwood/engine/stats"
+	"github.com/boxwood-rl/boxwood/internal/about"
 	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
@@ -21,8 +22,8 @@ import (
 const captureLimit = time.Minute
 
 // submitCapture puts the capture of a sandbox's head in line. Until it is over
-// nobody gets the sandbox's slot.
-func (e *Engine) submitCapture(s *sandbox, b *body, n *tree.Node) {
+// nobody gets the sandbox's slot. cause is the work that led to it, for the log.
+func (e *Engine) submitCapture(cause context.Context, s *sandbox, b *body, n *tree.Node) {
 	w := e.work(sched.Shadow, s.tree)
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -32,6 +33,7 @@ func (e *Engine) submitCapture(s *sandbox, b *body, n *tree.Node) {
 			delete(e.pending, n.ID)
 			e.mu.Unlock()
 		}()
+		ctx = aboutNode(ctx, cause, n, s.id)
 		was := b.checkpoint
 		if err := e.capture(ctx, s, b, n, queued); err != nil || !e.auditing() {
 			return err
@@ -43,6 +45,11 @@ func (e *Engine) submitCapture(s *sandbox, b *body, n *tree.Node) {
 	s.mu.Lock()
 	s.capture = job
 	s.mu.Unlock()
+}
+
+// aboutNode is a context whose lines in the log are about a node and what led to it.
+func aboutNode(ctx, cause context.Context, n *tree.Node, s ids.Sandbox) context.Context {
+	return about.Inherit(ctx, cause, about.Tree, string(n.Tree), about.Node, string(n.ID), about.Sandbox, string(s))
 }
 
 // capture makes the checkpoint of a node whose sandbox stands there untouched.
@@ -91,9 +98,9 @@ func (e *Engine) capture(ctx context.Context, s *sandbox, b *body, n *tree.Node,
 		err = fmt.Errorf("recording the capture of node %s: %w", n.ID, err)
 		e.spares.drop(ck.Snapshot)
 		if !unsettled(err) {
-			e.removeSnapshot(ck.Snapshot)
+			e.removeSnapshot(ctx, ck.Snapshot)
 			if state != nil {
-				e.removeState(state.ID)
+				e.removeState(ctx, state.ID)
 			}
 		}
 	}
@@ -108,8 +115,8 @@ func (e *Engine) capture(ctx context.Context, s *sandbox, b *body, n *tree.Node,
 	}
 	row.Reason = fault.As(err).Reason
 	e.Stats.Capture(row)
-	e.log.Warn("capture failed", "node", n.ID, "sandbox", s.id, "error", b.veil().maskText(err.Error()))
-	e.withhold(n.ID, "capture failed: "+b.veil().maskText(fault.As(err).Message))
+	e.log.WarnContext(ctx, "capture failed", "node", n.ID, "sandbox", s.id, "error", b.veil().maskText(err.Error()))
+	e.withhold(ctx, n.ID, "capture failed: "+b.veil().maskText(fault.As(err).Message))
 	return err
 }
 
@@ -119,8 +126,8 @@ const withholdAgain = time.Second
 // withhold marks a node as not restorable exactly: it must be decided, or whoever waits for it would wait until
 // a restart. So no deadline of a call bounds it, and what a full disk refuses is tried again until there is
 // space or the engine closes; a start decides what is left then.
-func (e *Engine) withhold(id ids.Node, reason string) {
-	if e.tryWithhold(id, reason) {
+func (e *Engine) withhold(ctx context.Context, id ids.Node, reason string) {
+	if e.tryWithhold(ctx, id, reason) {
 		return
 	}
 	e.recording.Go(func() {
@@ -132,7 +139,7 @@ func (e *Engine) withhold(id ids.Node, reason string) {
 				return
 			case <-again.C:
 			}
-			if e.tryWithhold(id, reason) {
+			if e.tryWithhold(ctx, id, reason) {
 				return
 			}
 		}
@@ -140,10 +147,10 @@ func (e *Engine) withhold(id ids.Node, reason string) {
 }
 
 // tryWithhold is false if it may go better later.
-func (e *Engine) tryWithhold(id ids.Node, reason string) (over bool) {
-	_, err := e.Store.Update(context.Background(), func(tx *tree.Tx) error { return tx.SetWithheld(id, reason) })
+func (e *Engine) tryWithhold(ctx context.Context, id ids.Node, reason string) (over bool) {
+	_, err := e.Store.Update(context.WithoutCancel(ctx), func(tx *tree.Tx) error { return tx.SetWithheld(id, reason) })
 	if err != nil && !fault.Is(err, fault.NotFound) { // else pruned meanwhile
-		e.log.Error("withholding a node", "node", id, "reason", reason, "error", err)
+		e.log.ErrorContext(ctx, "withholding a node", "node", id, "reason", reason, "error", err)
 	}
 	return !fault.Is(err, fault.Exhausted)
 }
@@ -203,7 +210,7 @@ func (e *Engine) captureBoth(ctx context.Context, policy tree.CapturePolicy, b *
 	if seen != nil {
 		if err := e.walks.keep(id, seen); err != nil {
 			e.walks.count(&e.walks.unclear)
-			e.log.Warn("keeping what was seen in files", "snapshot", id, "error", err)
+			e.log.WarnContext(ctx, "keeping what was seen in files", "snapshot", id, "error", err)
 		}
 	}
 	ck := &tree.Checkpoint{
@@ -212,7 +219,7 @@ func (e *Engine) captureBoth(ctx context.Context, policy tree.CapturePolicy, b *
 	}
 	state, err := half.finish(ctx, ck)
 	if err != nil {
-		e.removeSnapshot(id)
+		e.removeSnapshot(ctx, id)
 		return nil, nil, time.Time{}, err
 	}
 	if state != nil {
@@ -246,7 +253,7 @@ func (e *Engine) snapshotFrozen(ctx context.Context, b *body, half saving, id id
 	}
 	defer func() {
 		if err := b.box.Thaw(); err != nil {
-			e.log.Error("thawing a box", "generation", b.gen, "error", err)
+			e.log.ErrorContext(ctx, "thawing a box", "generation", b.gen, "error", err)
 		}
 	}()
 	if err := failpoint.Hit("capture frozen"); err != nil {
@@ -276,9 +283,9 @@ func (e *Engine) snapshotFrozen(ctx context.Context, b *body, half saving, id id
 }
 
 // removeState gives back the content of a process state that no record names.
-func (e *Engine) removeState(id ids.Process) {
+func (e *Engine) removeState(ctx context.Context, id ids.Process) {
 	if err := e.dropContent(id); err != nil {
-		e.log.Error("removing a process state", "state", id, "error", err)
+		e.log.ErrorContext(ctx, "removing a process state", "state", id, "error", err)
 	}
 }
 
@@ -286,10 +293,10 @@ func (e *Engine) removeState(id ids.Process) {
 func (e *Engine) dropContent(id ids.Process) error { return e.dumps.drop(id) }
 
 // removeSnapshot gives back file state that no record names.
-func (e *Engine) removeSnapshot(id ids.Snapshot) {
+func (e *Engine) removeSnapshot(ctx context.Context, id ids.Snapshot) {
 	e.walks.drop(id)
 	if err := e.Pool.Remove(id); err != nil {
-		e.log.Error("removing a snapshot", "snapshot", id, "error", err)
+		e.log.ErrorContext(ctx, "removing a snapshot", "snapshot", id, "error", err)
 	}
 }
 

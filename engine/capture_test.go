@@ -46,7 +46,7 @@ func TestWithheldOnceTheDiskHasSpace(t *testing.T) {
 
 	late, never := pending(), pending()
 	disk.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: 1 << 20})
-	e.withhold(late, "capture failed: no space")
+	e.withhold(context.Background(), late, "capture failed: no space")
 	if n, err := store.View().Node(late); err != nil || n.Capture != tree.Recorded {
 		t.Fatalf("a full disk took a change: %+v, %v", n, err)
 	}
@@ -58,7 +58,7 @@ func TestWithheldOnceTheDiskHasSpace(t *testing.T) {
 
 	// A close doesn't wait for space: the next start decides.
 	disk.TestingSetDiskUsage(vfs.DiskUsage{AvailBytes: 1 << 20})
-	e.withhold(never, "capture failed: no space")
+	e.withhold(context.Background(), never, "capture failed: no space")
 	stop()
 	e.recording.Wait()
 	if n, err := store.View().Node(never); err != nil || n.Capture != tree.Recorded {

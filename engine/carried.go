@@ -301,7 +301,7 @@ func (m *importer) try(ctx context.Context, c *received, s *incoming) error {
 	case ctx.Err() != nil || fault.As(err).Retryable() || fault.Is(err, fault.Deadline):
 		return fmt.Errorf("trying a dump: %w", err)
 	}
-	m.e.log.Warn("an imported dump can't be restored alike here", "checkpoint", c.head.Id, "error", err)
+	m.e.log.WarnContext(ctx, "an imported dump can't be restored alike here", "checkpoint", c.head.Id, "error", err)
 	c.withheld = fmt.Sprintf("not alike here: saved under Linux %s by %s, and restored here otherwise: %s", s.record.Kernel, s.record.Program, fault.As(err).Message)
 	return nil
 }

@@ -168,12 +168,12 @@ func (s *dumpSaving) freeze(ctx context.Context) error {
 	defer cancel()
 	saved, err := s.b.box.Save(ctx, images)
 	if err != nil {
-		return s.unharmed(err, was)
+		return s.unharmed(ctx, err, was)
 	}
 	if err := failpoint.Hit("dump saved"); err != nil {
 		return err
 	}
-	if err := s.stoodStill(was); err != nil {
+	if err := s.stoodStill(ctx, was); err != nil {
 		return errors.Join(err, os.RemoveAll(images))
 	}
 	if err := s.k.remember(was, images); err != nil {
@@ -278,13 +278,13 @@ func lookOnce(b box.Box) (*witness.State, error) {
 
 // stoodStill looks once more, after the dump: what was seen before is true of it only if nothing ran in between. A process that
 // did has the dump made again. A freeze that was no freeze was found by this (see cgroup.Freeze); it is kept for the next one.
-func (s *dumpSaving) stoodStill(was *witness.State) error {
+func (s *dumpSaving) stoodStill(ctx context.Context, was *witness.State) error {
 	d, err := sinceFrozen(s.b.box, was)
 	if err != nil {
 		return fmt.Errorf("looking again: %w", err)
 	}
 	if len(d) > 0 && !sabotage.On("still") {
-		s.k.e.log.Warn("a process ran while it was saved", "generation", s.b.gen, "differences", d[:min(len(d), 3)])
+		s.k.e.log.WarnContext(ctx, "a process ran while it was saved", "generation", s.b.gen, "differences", d[:min(len(d), 3)])
 		return passing{fault.New(fault.Precondition, "not_frozen", "a process ran while it was saved: %s", d[0])}
 	}
 	return nil
@@ -292,7 +292,7 @@ func (s *dumpSaving) stoodStill(was *witness.State) error {
 
 // unharmed is called after a dump that failed: either the box is exactly as it was
 // before, or it is ended.
-func (s *dumpSaving) unharmed(failed error, was *witness.State) error {
+func (s *dumpSaving) unharmed(ctx context.Context, failed error, was *witness.State) error {
 	d, err := sinceFrozen(s.b.box, was)
 	if err == nil && len(d) > 0 {
 		err = errors.New(strings.Join(d[:min(len(d), 3)], "; "))
@@ -300,11 +300,11 @@ func (s *dumpSaving) unharmed(failed error, was *witness.State) error {
 	if err == nil {
 		return failed
 	}
-	s.k.e.log.Error("a dump that failed harmed its sandbox, which is ended", "generation", s.b.gen, "error", failed, "found", err)
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	s.k.e.log.ErrorContext(ctx, "a dump that failed harmed its sandbox, which is ended", "generation", s.b.gen, "error", failed, "found", err)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	if kerr := s.b.box.Kill(ctx); kerr != nil {
-		s.k.e.log.Error("ending a harmed sandbox", "generation", s.b.gen, "error", kerr)
+		s.k.e.log.ErrorContext(ctx, "ending a harmed sandbox", "generation", s.b.gen, "error", kerr)
 	}
 	return fault.New(fault.DataLoss, "dump_harmed", "the sandbox was lost when its processes were saved: %w", failed)
 }
@@ -353,11 +353,11 @@ func (s *dumpSaving) abort() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := s.rejoin(ctx); err != nil {
-		s.k.e.log.Error("a sandbox was lost after a dump that failed", "generation", s.b.gen, "error", err)
+		s.k.e.log.ErrorContext(ctx, "a sandbox was lost after a dump that failed", "generation", s.b.gen, "error", err)
 	}
 	if !s.kept {
 		if err := s.k.e.dumps.drop(s.id); err != nil {
-			s.k.e.log.Error("removing a dump", "state", s.id, "error", err)
+			s.k.e.log.ErrorContext(ctx, "removing a dump", "state", s.id, "error", err)
 		}
 	}
 }
@@ -429,7 +429,7 @@ func (k *dumpKeeper) restore(ctx context.Context, b *body, root box.Root, id box
 		}
 		return err
 	}
-	if err := k.compare(bx, state, was); err != nil {
+	if err := k.compare(ctx, bx, state, was); err != nil {
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer cancel()
 		return errors.Join(err, bx.Kill(end))
@@ -457,7 +457,7 @@ func vet(dir, digest string) (pages func() error, err error) {
 }
 
 // compare holds a restored child against its parent in the freeze.
-func (k *dumpKeeper) compare(b box.Box, state *tree.ProcessState, was *witness.State) error {
+func (k *dumpKeeper) compare(ctx context.Context, b box.Box, state *tree.ProcessState, was *witness.State) error {
 	is, err := look(b)
 	if err != nil {
 		return fmt.Errorf("looking at a restored child: %w", err)
@@ -483,7 +483,7 @@ func (k *dumpKeeper) compare(b box.Box, state *tree.ProcessState, was *witness.S
 		Differences []string
 		Was, Is     *witness.State
 	}{state, d, was, is})
-	k.e.log.Error("a restored child isn't what was saved", "state", state.ID, "differences", d, "case", kept)
+	k.e.log.ErrorContext(ctx, "a restored child isn't what was saved", "state", state.ID, "differences", d, "case", kept)
 	return fault.New(fault.DataLoss, "restored_differs", "a restored child isn't what was saved: %s", strings.Join(d[:min(len(d), 3)], "; "))
 }
 
@@ -516,11 +516,11 @@ type leader struct {
 }
 
 // noteLeader looks at the pid 1 of the first box, in which nothing has run yet.
-func (e *Engine) noteLeader(b box.Box) {
+func (e *Engine) noteLeader(ctx context.Context, b box.Box) {
 	e.leader.once.Do(func() {
 		is, err := witness.LeaderOf(b.PID1())
 		if err != nil {
-			e.log.Warn("pid 1 can't be looked at", "error", err)
+			e.log.WarnContext(ctx, "pid 1 can't be looked at", "error", err)
 		}
 		e.leader.mu.Lock()
 		e.leader.is = is
@@ -549,6 +549,6 @@ func (e *Engine) objectsLeft(b *body) (bool, error) {
 func (e *Engine) prove(ctx context.Context, ck *tree.Checkpoint) {
 	_, err := e.Store.Update(ctx, func(tx *tree.Tx) error { return tx.SetProven(ck.ID) })
 	if err != nil && !fault.Is(err, fault.NotFound) {
-		e.log.Error("marking a checkpoint as proven", "checkpoint", ck.ID, "error", err)
+		e.log.ErrorContext(ctx, "marking a checkpoint as proven", "checkpoint", ck.ID, "error", err)
 	}
 }

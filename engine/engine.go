@@ -35,6 +35,7 @@ import (
 	"github.com/boxwood-rl/boxwood/engine/pool"
 	"github.com/boxwood-rl/boxwood/engine/stats"
 	"github.com/boxwood-rl/boxwood/inspector"
+	"github.com/boxwood-rl/boxwood/internal/about"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/sched"
 	"github.com/boxwood-rl/boxwood/tree"
@@ -241,7 +242,7 @@ func New(ctx context.Context, parts Parts, cfg Config) (*Engine, error) {
 	if e.secrets, err = openSecrets(cfg.RunDir); err != nil {
 		return nil, err
 	}
-	e.log = e.Veiled(e.log)
+	e.log = about.Logger(e.Veiled(e.log))
 	if err := e.reconcile(ctx); err != nil {
 		return nil, err
 	}
@@ -361,13 +362,13 @@ func (e *Engine) Close(ctx context.Context) error {
 		go func() {
 			defer all.Done()
 			if err := e.release(ctx, s, stats.Shutdown); err != nil {
-				e.log.Warn("releasing a sandbox at shutdown", "sandbox", s.id, "error", err)
+				e.log.WarnContext(ctx, "releasing a sandbox at shutdown", "sandbox", s.id, "error", err)
 			}
 		}()
 	}
 	all.Wait()
 	if err := e.spares.close(ctx); err != nil {
-		e.log.Warn("ending spares at shutdown", "error", err)
+		e.log.WarnContext(ctx, "ending spares at shutdown", "error", err)
 	}
 	e.trials.close()
 	e.captures.Close()

@@ -144,7 +144,7 @@ func (e *Engine) scratch(ctx context.Context, id ids.Node, limits tree.Limits) (
 
 func (e *Engine) discard(ctx context.Context, id ids.Sandbox) {
 	if _, err := e.Release(context.WithoutCancel(ctx), []ids.Sandbox{id}); err != nil {
-		e.log.Error("releasing the sandbox of an evaluation", "sandbox", id, "error", err)
+		e.log.ErrorContext(ctx, "releasing the sandbox of an evaluation", "sandbox", id, "error", err)
 	}
 }
 
@@ -161,7 +161,7 @@ func (e *Engine) freshBox(ctx context.Context, g Grader) (ids.Sandbox, func(), e
 	}
 	done := func() {
 		if err := e.uproot(ctx, made.Tree); err != nil {
-			e.log.Error("removing the tree of an evaluation", "tree", made.Tree.ID, "error", err)
+			e.log.ErrorContext(ctx, "removing the tree of an evaluation", "tree", made.Tree.ID, "error", err)
 		}
 	}
 	id, err := e.scratch(ctx, made.Root.ID, g.Limits)
@@ -181,7 +181,7 @@ func (e *Engine) uprootGraders(ctx context.Context) {
 	}
 	for _, t := range left {
 		if err := e.uproot(ctx, t); err != nil {
-			e.log.Error("removing the tree of an evaluation of the last run", "tree", t.ID, "error", err)
+			e.log.ErrorContext(ctx, "removing the tree of an evaluation of the last run", "tree", t.ID, "error", err)
 		}
 	}
 }
@@ -267,7 +267,7 @@ func (e *Engine) grade(ctx context.Context, at ids.Sandbox, g Grader) (Evaluatio
 	defer func() {
 		_, err := e.EndTurn(context.WithoutCancel(ctx), turn, NodeInput{}, nil)
 		if err != nil && !fault.Is(err, fault.NotFound) { // lost, or its deadline passed
-			e.log.Error("ending the turn of an evaluation", "sandbox", at, "error", err)
+			e.log.ErrorContext(ctx, "ending the turn of an evaluation", "sandbox", at, "error", err)
 		}
 	}()
 	if len(g.Files) > 0 {

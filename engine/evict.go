@@ -380,9 +380,9 @@ func (e *Engine) retainAgain(ctx context.Context) {
 		case <-tick.C:
 			gone, err := e.Retain(ctx)
 			if err != nil && ctx.Err() == nil {
-				e.log.Error("applying the retention policy", "error", err)
+				e.log.ErrorContext(ctx, "applying the retention policy", "error", err)
 			} else if gone.Nodes > 0 {
-				e.log.Info("states were evicted", "nodes", gone.Nodes, "checkpoints", gone.Checkpoints, "bytes", gone.FreedBytes)
+				e.log.InfoContext(ctx, "states were evicted", "nodes", gone.Nodes, "checkpoints", gone.Checkpoints, "bytes", gone.FreedBytes)
 			}
 		}
 	}

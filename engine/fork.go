@@ -212,7 +212,7 @@ func (e *Engine) Fork(ctx context.Context, arrived time.Time, wants []Want, o Fo
 	if len(ready) < o.MinReady {
 		_, err := e.Release(context.WithoutCancel(ctx), ready)
 		if err != nil {
-			e.log.Error("releasing the children of a failed fork", "error", err)
+			e.log.ErrorContext(ctx, "releasing the children of a failed fork", "error", err)
 		}
 		return fault.New(fault.Unavailable, "min_ready", "%d of %d children became ready, %d were asked for at least", len(ready), total, o.MinReady)
 	}
@@ -231,7 +231,7 @@ func (e *Engine) deliver(ctx context.Context, b *birth, o ForkOptions) Child {
 	}
 	if err != nil {
 		e.miscarry(b)
-		e.forget(b)
+		e.forget(ctx, b)
 		b.row.Reason = fault.As(err).Reason
 		return c
 	}
@@ -243,9 +243,10 @@ func (e *Engine) deliver(ctx context.Context, b *birth, o ForkOptions) Child {
 // raise bears a child and enlists it. A defect on the way is that child's failure
 // (law 1); what there is of it is found by the next start.
 func (e *Engine) raise(ctx context.Context, b *birth, o ForkOptions) (s *sandbox, err error) {
+	ctx = aboutNode(ctx, ctx, b.point.node, b.rec.ID)
 	defer func() {
 		if p := recover(); p != nil {
-			e.log.Error("making a child panicked", "sandbox", b.rec.ID, "panic", p, "stack", string(debug.Stack()))
+			e.log.ErrorContext(ctx, "making a child panicked", "sandbox", b.rec.ID, "panic", p, "stack", string(debug.Stack()))
 			s, err = nil, fault.New(fault.Internal, "panic", "a defect in the daemon ended the making of this child").
 				WithHint("the daemon's log has the details under %s", b.rec.ID)
 			e.mu.Lock()
@@ -375,17 +376,17 @@ func (e *Engine) recordBirths(ctx context.Context, births []*birth) error {
 	_ = failpoint.Hit("fork recorded") // like a failure of the disk, it has nobody to go to
 	e.recording.Go(func() {
 		if err := done(); err != nil { // the store takes nothing any more, and says so to all
-			e.log.Error("recording sandboxes", "error", err)
+			e.log.ErrorContext(ctx, "recording sandboxes", "error", err)
 		}
 	})
 	return nil
 }
 
 // forget removes the record of a child that wasn't born.
-func (e *Engine) forget(b *birth) {
-	_, err := e.Store.Update(context.Background(), func(tx *tree.Tx) error { return tx.DeleteSandbox(b.rec.ID) })
+func (e *Engine) forget(ctx context.Context, b *birth) {
+	_, err := e.Store.Update(context.WithoutCancel(ctx), func(tx *tree.Tx) error { return tx.DeleteSandbox(b.rec.ID) })
 	if err != nil {
-		e.log.Error("removing the record of a child that failed", "sandbox", b.rec.ID, "error", err)
+		e.log.ErrorContext(ctx, "removing the record of a child that failed", "sandbox", b.rec.ID, "error", err)
 	}
 }
 
@@ -440,7 +441,7 @@ func (e *Engine) materialise(ctx context.Context, b *birth) error {
 	}
 	if err != nil {
 		if terr := e.tearDown(context.WithoutCancel(ctx), made); terr != nil {
-			e.log.Error("ending a half-made box", "generation", made.gen, "error", terr)
+			e.log.ErrorContext(ctx, "ending a half-made box", "generation", made.gen, "error", terr)
 		}
 		return err
 	}
@@ -489,7 +490,7 @@ func (e *Engine) embody(ctx context.Context, w sched.Work, ck *tree.Checkpoint, 
 			return
 		}
 		if uerr := e.Pool.Release(gen); uerr != nil {
-			e.log.Error("releasing a clone", "generation", gen, "error", uerr)
+			e.log.ErrorContext(ctx, "releasing a clone", "generation", gen, "error", uerr)
 		}
 	}()
 	if err := failpoint.Hit("fork cloned"); err != nil {
@@ -517,7 +518,7 @@ func (e *Engine) embody(ctx context.Context, w sched.Work, ck *tree.Checkpoint, 
 		return nil, errors.Join(err, made.box.Kill(end))
 	}
 	if state == nil {
-		e.noteLeader(made.box)
+		e.noteLeader(ctx, made.box)
 	}
 	restore.Attach, restore.Outcome = time.Since(attaching), stats.OK
 	made.took = restore.Clone + restore.Attach

@@ -52,7 +52,7 @@ func (e *Engine) ImportImage(ctx context.Context, path, name string, progress fu
 	})
 	if err != nil {
 		if !unsettled(err) {
-			e.removeSnapshot(r.NewBase)
+			e.removeSnapshot(ctx, r.NewBase)
 			e.removeStrayLayers(context.WithoutCancel(ctx))
 		}
 		return nil, fmt.Errorf("recording image %s: %w", r.Image.Digest, err)
@@ -60,7 +60,7 @@ func (e *Engine) ImportImage(ctx context.Context, path, name string, progress fu
 	r.Image = recorded
 	_ = failpoint.Hit("image recorded")
 	if !fresh && r.NewBase != r.Image.Base {
-		e.removeSnapshot(r.NewBase)
+		e.removeSnapshot(ctx, r.NewBase)
 	}
 	e.removeCondemned(ctx)
 	return r, nil

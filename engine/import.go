@@ -80,7 +80,7 @@ func (e *Engine) ImportTree(ctx context.Context, r io.Reader, how Import, commit
 	}
 	defer func() {
 		if err != nil && !unsettled(err) {
-			m.removeAll(nil, nil)
+			m.removeAll(ctx, nil, nil)
 		}
 	}()
 	if err := m.read(ctx); err != nil {
@@ -520,7 +520,7 @@ func (m *importer) record(ctx context.Context, commit func(*tree.Tx, Imported) e
 	if err != nil {
 		return Imported{}, fmt.Errorf("recording an imported tree: %w", err)
 	}
-	m.removeAll(kept, states)
+	m.removeAll(ctx, kept, states)
 	return out, nil
 }
 
@@ -572,20 +572,20 @@ func (m *importer) adopt() {
 }
 
 // removeAll removes what was made, but for what is on record.
-func (m *importer) removeAll(kept []*received, states map[string]*incoming) {
+func (m *importer) removeAll(ctx context.Context, kept []*received, states map[string]*incoming) {
 	stays := map[*received]bool{}
 	for _, c := range kept {
 		stays[c] = true
 	}
 	for _, c := range m.done {
 		if !stays[c] {
-			m.e.removeSnapshot(c.ck.Snapshot)
+			m.e.removeSnapshot(ctx, c.ck.Snapshot)
 		}
 	}
 	for id, s := range m.states {
 		if s.made && states[id] == nil {
 			if err := m.e.vault.remove(s.record.ID); err != nil {
-				m.e.log.Error("removing a process state", "state", s.record.ID, "error", err)
+				m.e.log.ErrorContext(ctx, "removing a process state", "state", s.record.ID, "error", err)
 			}
 		}
 	}

@@ -49,7 +49,7 @@ func (e *Engine) sampleAgain(ctx context.Context) {
 	for {
 		err := e.sample()
 		if err != nil && !failing {
-			e.log.Error("measuring the host failed; the table host has no row for it", "error", err)
+			e.log.ErrorContext(ctx, "measuring the host failed; the table host has no row for it", "error", err)
 		}
 		failing = err != nil
 		select {

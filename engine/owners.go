@@ -83,3 +83,15 @@ func (e *Engine) SavedBytes() map[string]int64 {
 	}
 	return bytes
 }
+
+// SandboxOf is that of an open turn; empty: there is none.
+func (e *Engine) SandboxOf(id ids.Turn) string {
+	if id == "" {
+		return ""
+	}
+	t, err := e.openTurn(id)
+	if err != nil {
+		return ""
+	}
+	return string(t.s.id)
+}

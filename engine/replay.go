@@ -100,7 +100,7 @@ func (e *Engine) replay(ctx context.Context, s *sandbox, turns []ids.Node) (out 
 			return
 		}
 		if p := recover(); p != nil {
-			e.log.Error("replaying turns panicked", "sandbox", s.id, "panic", p, "stack", string(debug.Stack()))
+			e.log.ErrorContext(ctx, "replaying turns panicked", "sandbox", s.id, "panic", p, "stack", string(debug.Stack()))
 			out, err = nil, fault.New(fault.Internal, "panic", "a defect in the daemon ended the replay").
 				WithHint("the daemon's log has the details under %s", s.id)
 		}

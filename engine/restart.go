@@ -33,7 +33,7 @@ func (e *Engine) reconcile(ctx context.Context) error {
 	for rec := range v.Sandboxes() {
 		s, err := e.adopt(ctx, v, rec)
 		if err != nil {
-			e.log.Info("a sandbox of the last run is gone", "sandbox", rec.ID, "why", err)
+			e.log.InfoContext(ctx, "a sandbox of the last run is gone", "sandbox", rec.ID, "why", err)
 			lost = append(lost, stats.SandboxRow{
 				Sandbox: rec.ID, Tree: rec.Tree, Scratch: rec.Scratch, Head: rec.Head, Generation: rec.Generation,
 				EndedAt: time.Now(), Ended: stats.GoneAtStart, Limits: rec.Limits,
@@ -47,7 +47,7 @@ func (e *Engine) reconcile(ctx context.Context) error {
 		return err
 	}
 	if _, err := e.Boxes.Sweep(ctx); err != nil {
-		e.log.Error("ending boxes of the last run", "error", err)
+		e.log.ErrorContext(ctx, "ending boxes of the last run", "error", err)
 	}
 	if err := failpoint.Hit("restart swept"); err != nil {
 		return err
@@ -73,7 +73,7 @@ func (e *Engine) reconcile(ctx context.Context) error {
 		states[p.ID] = true
 	}
 	if _, err := e.vault.reconcile(states); err != nil {
-		e.log.Error("removing process states that are on no record", "error", err)
+		e.log.ErrorContext(ctx, "removing process states that are on no record", "error", err)
 	}
 	e.walks.reconcile(keep)
 	removed, err := e.Pool.Reconcile(adopted, keep)
@@ -111,10 +111,10 @@ func (e *Engine) reconcile(ctx context.Context) error {
 	e.removeBirths(adopted)
 	for _, n := range again {
 		s := recapture[n.ID]
-		e.submitCapture(s, s.body, n)
+		e.submitCapture(ctx, s, s.body, n)
 	}
 	if len(adopted)+len(lost)+len(withheld)+removed > 0 {
-		e.log.Info("took over from the last run", "adopted", len(adopted), "sandboxes_gone", len(lost),
+		e.log.InfoContext(ctx, "took over from the last run", "adopted", len(adopted), "sandboxes_gone", len(lost),
 			"captures_again", len(again), "captures_lost", len(withheld), "file_state_removed", removed)
 	}
 	return nil
@@ -132,14 +132,14 @@ func (e *Engine) removeStrayLayers(ctx context.Context) {
 	}
 	layers, err := e.Pool.Layers()
 	if err != nil {
-		e.log.Error("listing the pool's layers", "error", err)
+		e.log.ErrorContext(ctx, "listing the pool's layers", "error", err)
 	}
 	for _, l := range layers {
 		if needed[l] {
 			continue
 		}
 		if _, err := e.Pool.RemoveLayer(ctx, l); err != nil { // below a snapshot: its image was lost
-			e.log.Warn("removing a layer that no image has", "layer", l, "error", err)
+			e.log.WarnContext(ctx, "removing a layer that no image has", "layer", l, "error", err)
 		}
 	}
 }
@@ -171,7 +171,7 @@ func (e *Engine) adopt(ctx context.Context, v *tree.View, rec *tree.Sandbox) (*s
 	}
 	kill := func(err error) error {
 		if kerr := bx.Kill(ctx); kerr != nil {
-			e.log.Error("ending a box of the last run", "generation", rec.Generation, "error", kerr)
+			e.log.ErrorContext(ctx, "ending a box of the last run", "generation", rec.Generation, "error", kerr)
 		}
 		return err
 	}
@@ -233,12 +233,12 @@ func (e *Engine) withholdLostDumps(ctx context.Context) {
 	}
 	lost, err := e.dumps.reconcile(known)
 	if err != nil {
-		e.log.Error("looking for dumps", "error", err)
+		e.log.ErrorContext(ctx, "looking for dumps", "error", err)
 	}
 	if len(lost) == 0 {
 		return
 	}
-	e.log.Warn("dumps are lost", "states", len(lost))
+	e.log.WarnContext(ctx, "dumps are lost", "states", len(lost))
 	var users []ids.Node
 	for _, id := range lost {
 		for n := range v.StateUsers(id) { // also of archived trees, which a change doesn't see
@@ -246,7 +246,7 @@ func (e *Engine) withholdLostDumps(ctx context.Context) {
 		}
 	}
 	if err := v.Err(); err != nil {
-		e.log.Error("looking for nodes whose dumps are lost", "error", err)
+		e.log.ErrorContext(ctx, "looking for nodes whose dumps are lost", "error", err)
 	}
 	_, err = e.Store.Update(ctx, func(tx *tree.Tx) error {
 		for _, id := range users {
@@ -257,7 +257,7 @@ func (e *Engine) withholdLostDumps(ctx context.Context) {
 		return nil
 	})
 	if err != nil {
-		e.log.Error("withholding nodes whose dumps are lost", "error", err)
+		e.log.ErrorContext(ctx, "withholding nodes whose dumps are lost", "error", err)
 	}
 }
 
@@ -281,7 +281,7 @@ func (e *Engine) withholdLost(ctx context.Context) error {
 	if len(lost) == 0 {
 		return nil
 	}
-	e.log.Warn("the host went down under the pool: states are lost", "nodes", len(lost))
+	e.log.WarnContext(ctx, "the host went down under the pool: states are lost", "nodes", len(lost))
 	_, err := e.Store.Update(ctx, func(tx *tree.Tx) error {
 		for _, id := range lost {
 			if err := tx.SetWithheld(id, "state lost: the host went down before it was on the disk"); err != nil {

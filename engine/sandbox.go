@@ -13,6 +13,7 @@ import (
 	"github.com/boxwood-rl/boxwood/engine/pool"
 	"github.com/boxwood-rl/boxwood/engine/stats"
 	"github.com/boxwood-rl/boxwood/inspector"
+	"github.com/boxwood-rl/boxwood/internal/about"
 	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
@@ -152,7 +153,7 @@ func (s *sandbox) releaseSlot() { <-s.slot }
 func (s *sandbox) ruin(e *Engine) {
 	ctx := context.Background()
 	if err := e.drop(ctx, s, stats.Defect); err != nil {
-		e.log.Error("ending a sandbox after a panic", "sandbox", s.id, "error", err)
+		e.log.ErrorContext(ctx, "ending a sandbox after a panic", "sandbox", s.id, "error", err)
 	}
 	var left []ids.Node
 	v := e.Store.View()
@@ -164,7 +165,7 @@ func (s *sandbox) ruin(e *Engine) {
 	}
 	e.mu.Unlock()
 	for _, id := range left {
-		e.withhold(id, "capture lost: a defect in the daemon ended its sandbox")
+		e.withhold(about.With(ctx, about.Tree, string(s.tree), about.Sandbox, string(s.id), about.Node, string(id)), id, "capture lost: a defect in the daemon ended its sandbox")
 	}
 }
 
@@ -359,6 +360,7 @@ func (e *Engine) release(ctx context.Context, s *sandbox, why stats.Ending) erro
 // drop takes a sandbox out of the engine; the caller has its slot. Its body is
 // torn down behind the reply.
 func (e *Engine) drop(ctx context.Context, s *sandbox, why stats.Ending) error {
+	ctx = about.With(ctx, about.Tree, string(s.tree), about.Sandbox, string(s.id))
 	s.mu.Lock()
 	s.gone = true
 	b, head := s.body, s.head
@@ -380,10 +382,10 @@ func (e *Engine) drop(ctx context.Context, s *sandbox, why stats.Ending) error {
 	_ = failpoint.Hit("sandbox dropped")
 	e.recording.Go(func() { // a start that finds the record finds no box to it
 		if err := done(); err != nil {
-			e.log.Error("recording that a sandbox is gone", "sandbox", s.id, "error", err)
+			e.log.ErrorContext(ctx, "recording that a sandbox is gone", "sandbox", s.id, "error", err)
 		}
 	})
-	e.log.Debug("sandbox ended", "sandbox", s.id, "why", why)
+	e.log.DebugContext(ctx, "sandbox ended", "sandbox", s.id, "why", why)
 	return nil
 }
 
@@ -394,7 +396,7 @@ func (e *Engine) buryLater(b *body, again time.Duration) {
 	e.removals.Submit(sched.Work{Class: sched.Prune}, func(ctx context.Context, _ time.Duration) error {
 		err := e.tearDown(context.WithoutCancel(ctx), b)
 		if err != nil {
-			e.log.Error("ending a box", "generation", b.gen, "error", err, "again_in", again)
+			e.log.ErrorContext(ctx, "ending a box", "generation", b.gen, "error", err, "again_in", again)
 			e.later(again, func() { e.buryLater(b, min(2*again, time.Minute)) })
 		}
 		return err
@@ -461,7 +463,7 @@ func (e *Engine) reapOnce(ctx context.Context, now time.Time) {
 				why = stats.Lost
 			}
 			if err := e.drop(ctx, s, why); err != nil {
-				e.log.Error("ending an expired sandbox", "sandbox", s.id, "error", err)
+				e.log.ErrorContext(ctx, "ending an expired sandbox", "sandbox", s.id, "error", err)
 			}
 		}
 		s.releaseSlot()

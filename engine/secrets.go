@@ -463,7 +463,7 @@ func (v *veil) unfinished(p []byte) int {
 func (t *turn) confide(c Command) error {
 	if len(c.Secrets) > 0 {
 		if t.e.secrets.path == "" && !t.b.secret {
-			t.e.log.Warn("the run folder is on no tmpfs: sandboxes that are given secrets end with the daemon", "run_dir", t.e.cfg.RunDir)
+			t.e.log.WarnContext(t.ctx, "the run folder is on no tmpfs: sandboxes that are given secrets end with the daemon", "run_dir", t.e.cfg.RunDir)
 		}
 		if err := t.e.secrets.give(t.s.tree, c.Secrets); err != nil {
 			return err

@@ -152,6 +152,23 @@ func (e *Engine) Interrupt(id ids.Sandbox, name string) (bool, error) {
 	return b.box.Interrupt(name)
 }
 
+// Type types keys into the terminal of a session in which a command runs, gives it a size unless rows is 0, and says whether
+// one runs there.
+func (e *Engine) Type(id ids.Sandbox, name string, keys []byte, rows, cols uint16) (bool, error) {
+	s, err := e.find(id)
+	if err != nil {
+		return false, err
+	}
+	s.renew(0)
+	s.mu.Lock()
+	b, t := s.body, s.turn
+	s.mu.Unlock()
+	if t != nil { // what was typed isn't in its recipe
+		t.broken.Store(true)
+	}
+	return b.box.Type(name, keys, rows, cols)
+}
+
 // execInSession runs a command in a session.
 func (t *turn) execInSession(c Command, cmd box.Command) (box.Exit, bool, error) {
 	var s box.Session

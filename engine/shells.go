@@ -415,7 +415,7 @@ func (s *shellsSaving) finish(ctx context.Context, ck *tree.Checkpoint) (*tree.P
 
 func (s *shellsSaving) abort() {
 	if s.made != "" {
-		s.e.removeState(s.made)
+		s.e.removeState(s.e.life, s.made)
 		s.made = ""
 	}
 }
@@ -453,7 +453,7 @@ func (k shellsKeeper) start(ctx context.Context, b *body, root box.Root, id box.
 		kill, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer cancel()
 		if kerr := bx.Kill(kill); kerr != nil {
-			k.e.log.Error("ending a box whose sessions couldn't be restored", "error", kerr)
+			k.e.log.ErrorContext(ctx, "ending a box whose sessions couldn't be restored", "error", kerr)
 		}
 	}()
 	made, last, err := restoreShells(ctx, bx, all, b.own(), hide)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/boxwood-rl/boxwood/engine/stats"
+	"github.com/boxwood-rl/boxwood/internal/about"
 	"github.com/boxwood-rl/boxwood/internal/ids"
 	"github.com/boxwood-rl/boxwood/sched"
 	"github.com/boxwood-rl/boxwood/tree"
@@ -279,17 +280,18 @@ func (s *spares) close(ctx context.Context) error {
 func (s *spares) run() {
 	defer close(s.done)
 	for sh := s.next(); sh != nil; sh = s.next() {
-		b, err := s.e.embody(context.Background(), s.e.work(sched.Refill, sh.ck.Tree), sh.ck, sh.state, ids.NewGeneration(), "", sh.key.limits, stats.ForSpare, nil)
+		ctx := about.With(context.Background(), about.Tree, string(sh.ck.Tree), about.Node, string(sh.ck.Node))
+		b, err := s.e.embody(ctx, s.e.work(sched.Refill, sh.ck.Tree), sh.ck, sh.state, ids.NewGeneration(), "", sh.key.limits, stats.ForSpare, nil)
 		s.mu.Lock()
 		switch {
 		case err != nil: // a fork would fail in the same way, and say so
-			s.e.log.Debug("making a spare", "checkpoint", sh.ck.ID, "error", err)
+			s.e.log.DebugContext(ctx, "making a spare", "checkpoint", sh.ck.ID, "error", err)
 			s.clear(sh)
 		case sh.want == 0:
 			s.mu.Unlock()
 			s.e.attaches.Waste(sched.Refill, b.took)
-			if err := s.e.tearDown(context.Background(), b); err != nil {
-				s.e.log.Error("ending a spare", "generation", b.gen, "error", err)
+			if err := s.e.tearDown(ctx, b); err != nil {
+				s.e.log.ErrorContext(ctx, "ending a spare", "generation", b.gen, "error", err)
 			}
 			s.mu.Lock()
 		default:

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sync/singleflight"
 
+	"github.com/boxwood-rl/boxwood/internal/about"
 	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
@@ -100,6 +101,10 @@ func (e *Engine) CreateTree(ctx context.Context, n NewTree, commit func(*tree.Tx
 		}
 		return commit(tx, CreatedTree{Tree: t, Root: root, SetupCached: out.SetupCached})
 	})
+	if err == nil {
+		about.Note(ctx, about.Tree, string(out.Tree.ID))
+		about.Note(ctx, about.Node, string(out.Root.ID))
+	}
 	if err == nil && from != nil {
 		err = e.secrets.inherit(out.Tree.ID, from.Tree)
 	}
@@ -281,7 +286,7 @@ func (e *Engine) runSetup(ctx context.Context, s Start, d tree.Defaults, steps [
 			rerr = errors.Join(rerr, e.uproot(ctx, made.Tree))
 		}
 		if rerr != nil {
-			e.log.Error("clearing up after a set-up", "sandbox", box, "error", rerr)
+			e.log.ErrorContext(ctx, "clearing up after a set-up", "sandbox", box, "error", rerr)
 		}
 	}()
 	last := made.Root
@@ -406,7 +411,7 @@ func (e *Engine) archiveClosed(ctx context.Context) {
 		case <-e.closedTree:
 		}
 		if _, err := e.Store.ArchiveIdle(ctx, keepRecalled); err != nil && ctx.Err() == nil {
-			e.log.Warn("archiving closed trees", "error", err)
+			e.log.WarnContext(ctx, "archiving closed trees", "error", err)
 		}
 	}
 }
@@ -544,7 +549,7 @@ func (e *Engine) removeCondemned(ctx context.Context) {
 		e.spares.drop(id)
 		e.walks.drop(id)
 		if err := e.Pool.Remove(id); err != nil {
-			e.log.Error("removing a condemned snapshot", "snapshot", id, "error", err)
+			e.log.ErrorContext(ctx, "removing a condemned snapshot", "snapshot", id, "error", err)
 			left = true
 			continue
 		}
@@ -556,7 +561,7 @@ func (e *Engine) removeCondemned(ctx context.Context) {
 			continue
 		}
 		if err := e.dropContent(p.ID); err != nil {
-			e.log.Error("removing a condemned process state", "state", p.ID, "error", err)
+			e.log.ErrorContext(ctx, "removing a condemned process state", "state", p.ID, "error", err)
 			left = true
 			continue
 		}
@@ -575,7 +580,7 @@ func (e *Engine) removeCondemned(ctx context.Context) {
 		})
 	}
 	if err != nil {
-		e.log.Error("striking off what was removed", "error", err)
+		e.log.ErrorContext(ctx, "striking off what was removed", "error", err)
 		left = true
 	}
 	_ = failpoint.Hit("prune finished")

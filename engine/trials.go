@@ -102,7 +102,7 @@ func (t *trials) before(b *body) bool {
 		ctx, cancel := context.WithTimeout(t.e.life, 5*time.Second)
 		defer cancel()
 		if err := b.box.Freeze(ctx); err != nil {
-			t.e.log.Debug("freezing a body before its end", "generation", b.gen, "error", err)
+			t.e.log.DebugContext(ctx, "freezing a body before its end", "generation", b.gen, "error", err)
 		}
 	}()
 	t.changed.Broadcast()
@@ -255,20 +255,20 @@ func (e *Engine) try(ctx context.Context, what trial) error {
 		switch {
 		case ctx.Err() != nil || !faulty(err):
 			err = e.hideIn(ck.Tree, err)
-			e.log.Warn("a trial restore says nothing", "checkpoint", ck.ID, "error", err)
+			e.log.WarnContext(ctx, "a trial restore says nothing", "checkpoint", ck.ID, "error", err)
 			return fault.New(fault.Unavailable, "trial_unclear", "%w", err)
 		case tries > 1:
 			err = e.hideIn(ck.Tree, err)
-			e.distrust(ck, "its processes can't be restored: "+fault.As(err).Message)
+			e.distrust(ctx, ck, "its processes can't be restored: "+fault.As(err).Message)
 			return err
 		}
 	}
 }
 
 // distrust withholds the nodes of a checkpoint that failed its trial.
-func (e *Engine) distrust(ck *tree.Checkpoint, reason string) {
-	e.log.Error("a checkpoint failed its trial", "checkpoint", ck.ID, "node", ck.Node, "reason", reason)
+func (e *Engine) distrust(ctx context.Context, ck *tree.Checkpoint, reason string) {
+	e.log.ErrorContext(ctx, "a checkpoint failed its trial", "checkpoint", ck.ID, "node", ck.Node, "reason", reason)
 	for n := range e.Store.View().CheckpointUsers(ck.ID) {
-		e.withhold(n.ID, reason)
+		e.withhold(ctx, n.ID, reason)
 	}
 }

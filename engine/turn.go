@@ -10,6 +10,7 @@ import (
 
 	"github.com/boxwood-rl/boxwood/engine/box"
 	"github.com/boxwood-rl/boxwood/engine/stats"
+	"github.com/boxwood-rl/boxwood/internal/about"
 	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
@@ -129,7 +130,7 @@ func (e *Engine) open(ctx context.Context, s *sandbox, exposed time.Duration, ov
 	b := s.body
 	s.mu.Unlock()
 	e.trials.begun.Add(1)
-	e.noteObjects(b)
+	e.noteObjects(ctx, b)
 	b.watch.BeginTurn()
 	if err := b.box.BeginTurn(); err != nil {
 		begun = true
@@ -172,7 +173,7 @@ func (t *turn) expire() { t.close(tree.TimedOut) }
 func (t *turn) close(why tree.TurnStatus) {
 	t.interrupt(why)
 	if _, err := t.end(context.Background(), NodeInput{}, nil); err != nil && !fault.Is(err, fault.NotFound) {
-		t.e.log.Error("ending an open turn", "sandbox", t.s.id, "error", err)
+		t.e.log.ErrorContext(t.ctx, "ending an open turn", "sandbox", t.s.id, "error", err)
 	}
 }
 
@@ -356,6 +357,9 @@ func (t *turn) finish(ctx context.Context, in NodeInput, commit Commit) (TurnRes
 	}
 
 	n := t.node(in, observed)
+	if !s.scratch {
+		about.Note(ctx, about.Node, string(n.ID))
+	}
 	n.Verdict, n.External, n.Reasons = report.Verdict, report.External, report.Reasons
 	n.Effects, n.EffectCount = report.Effects, report.Count
 	shells.into(n)
@@ -436,9 +440,9 @@ func (t *turn) finish(ctx context.Context, in NodeInput, commit Commit) (TurnRes
 	case lost:
 		return result, e.drop(ctx, s, stats.Lost)
 	case n.Capture == tree.Recorded:
-		e.submitCapture(s, b, n)
+		e.submitCapture(ctx, s, b, n)
 	case e.auditing():
-		e.submitAudit(s, b, n)
+		e.submitAudit(ctx, s, b, n)
 	}
 	return result, nil
 }

@@ -166,7 +166,7 @@ func (e *Engine) walkFrozen(ctx context.Context, b *body) []string {
 	lines, err := walkRoot(ctx, b.box)
 	if err != nil {
 		e.walks.count(&e.walks.unclear)
-		e.log.Warn("the files of a sandbox can't be looked at", "generation", b.gen, "error", err)
+		e.log.WarnContext(ctx, "the files of a sandbox can't be looked at", "generation", b.gen, "error", err)
 		return nil
 	}
 	return lines
@@ -181,7 +181,7 @@ func (e *Engine) compareFiles(ctx context.Context, b *body, ck *tree.Checkpoint)
 	if err != nil {
 		e.walks.drop(ck.Snapshot)
 		e.walks.count(&e.walks.unclear)
-		e.log.Warn("what was seen in the files of a sandbox can't be read", "snapshot", ck.Snapshot, "error", err)
+		e.log.WarnContext(ctx, "what was seen in the files of a sandbox can't be read", "snapshot", ck.Snapshot, "error", err)
 		return nil
 	}
 	err = e.inOwnRoot(ctx, b)
@@ -204,6 +204,6 @@ func (e *Engine) compareFiles(ctx context.Context, b *body, ck *tree.Checkpoint)
 		Generation  ids.Generation
 		Differences []string
 	}{ck, b.gen, d})
-	e.log.Error("the files of a child aren't those of its parent", "checkpoint", ck.ID, "differences", d, "case", kept)
+	e.log.ErrorContext(ctx, "the files of a child aren't those of its parent", "checkpoint", ck.ID, "differences", d, "case", kept)
 	return fault.New(fault.DataLoss, "files_differ", "the files of a child aren't those of its parent: %s", strings.Join(d[:min(len(d), 3)], "; "))
 }

@@ -63,6 +63,8 @@ words() {
   banned "a number of a tracker" '\b([Ii]ssue|PR|[Tt]icket) ?#?[0-9]+\b' '*.go' '*.c' '*.h' '*.py' '*.sh' '*.md' '*.proto' || status=1
   # Faults are turned on in one place, which what is released doesn't have.
   banned "a build of saboteurs outside internal/sabotage" 'BOXWOOD_SABOTAGE|^//go:build .*sabotage' '*.go' ':!internal/sabotage' || status=1
+  # A line that is logged without its context doesn't say what it is about (internal/about).
+  banned "a line of the log without its context" '\blog\.(Debug|Info|Warn|Error)\(' 'engine/*.go' ':!*_test.go' || status=1
   # A package of leftovers has no promise that a package comment could state.
   banned "a package without a subject" '^package (util|utils|common|helpers?|misc|manager)$' '*.go' || status=1
   # Output of the program goes through its logger or the command's writer.

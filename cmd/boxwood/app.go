@@ -110,7 +110,7 @@ into live sandboxes in milliseconds.`,
 		"host": {a.serveCommand(), a.doctorCommand(), a.checkCommand(), a.imageCommand(), a.versionCommand()},
 		"grow": {a.runCommand(), a.execCommand(), a.forkCommand(), a.rollbackCommand(), a.releaseCommand(), a.sandboxCommand(),
 			a.gradeCommand(), a.annotateCommand(), a.pruneCommand(), a.pinCommand(), a.unpinCommand(), a.replayCommand()},
-		"look": {a.treeCommand(), a.nodeCommand(), a.statsCommand(), a.reportCommand(), a.topCommand()},
+		"look": {a.treeCommand(), a.nodeCommand(), a.diffCommand(), a.explainCommand(), a.shellCommand(), a.bundleCommand(), a.statsCommand(), a.reportCommand(), a.topCommand()},
 	} {
 		for _, c := range commands {
 			c.GroupID = group

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -39,8 +40,62 @@ func (a *app) nodeCommand() *cobra.Command {
 			}
 			return showNode(a.out, n)
 		},
-	}))
+	}), a.nodePathCommand())
 	return c
+}
+
+func (a *app) nodePathCommand() *cobra.Command {
+	var quiet bool
+	c := a.jsonFlag(&cobra.Command{
+		Use: "path NODE", Short: "Show the turns that lead to a node, the root first", Args: cobra.ExactArgs(1),
+		Example: `  boxwood node path nd_01j...
+  for n in $(boxwood node path -q nd_01j...); do boxwood grade $n -c 'make test'; done`,
+		RunE: func(c *cobra.Command, args []string) error {
+			client, err := a.client()
+			if err != nil {
+				return err
+			}
+			path, err := pathTo(c.Context(), client, args[0])
+			if err != nil {
+				return err
+			}
+			var rows [][]string
+			for _, n := range path {
+				switch {
+				case a.json:
+					if err := a.printMessage(n); err != nil {
+						return err
+					}
+				case quiet:
+					fmt.Fprintln(a.out, n.Id)
+				case n.ParentId == "":
+					rows = append(rows, []string{"0", n.Id, "root", captureState(n), "", ""})
+				default:
+					rows = append(rows, []string{fmt.Sprint(n.Depth), n.Id, view.VerdictName(n.Verdict), captureState(n), ended(n), string(n.Action.GetText())})
+				}
+			}
+			if rows != nil {
+				a.table([]string{"TURN", "NODE", "VERDICT", "CAPTURE", "ENDED", "ACTION"}, rows)
+			}
+			return nil
+		},
+	})
+	c.Flags().BoolVarP(&quiet, "quiet", "q", false, "print ids alone")
+	return c
+}
+
+// pathTo gives the nodes from the root to a node.
+func pathTo(ctx context.Context, client pb.BoxwoodClient, id string) (path []*pb.Node, err error) {
+	for id != "" {
+		n, err := client.GetNode(ctx, &pb.GetNodeRequest{NodeId: id})
+		if err != nil {
+			return nil, err
+		}
+		path = append(path, n)
+		id = n.ParentId
+	}
+	slices.Reverse(path)
+	return path, nil
 }
 
 // showNode prints a node for a person; what came out of the sandbox is escaped.
@@ -143,8 +198,12 @@ func captureLine(n *pb.Node) string {
 	return line
 }
 
+func captureState(n *pb.Node) string {
+	return strings.ToLower(strings.TrimPrefix(n.Capture.String(), "CAPTURE_STATUS_"))
+}
+
 func checkpointLine(n *pb.Node) string {
-	state := strings.ToLower(strings.TrimPrefix(n.Capture.String(), "CAPTURE_STATUS_"))
+	state := captureState(n)
 	switch {
 	case n.Capture == pb.CaptureStatus_CAPTURE_STATUS_WITHHELD:
 		return state + ": " + n.WithheldReason

@@ -29,6 +29,9 @@ func TestMain(m *testing.M) {
 	if args := os.Getenv(serveArgs); args != "" {
 		os.Exit(execute(context.Background(), strings.Fields(args), terminal()))
 	}
+	if os.Getenv(cliArgs) != "" {
+		os.Exit(execute(context.Background(), os.Args[1:], terminal()))
+	}
 	os.Exit(m.Run())
 }
 
@@ -61,14 +64,18 @@ func startServed(t *testing.T) *served {
 	}
 	d := &served{t: t, address: filepath.Join(dir, "s")}
 	c := exec.Command(self)
-	c.Env = append(os.Environ(), fmt.Sprintf("%s=serve --state %s/state --socket %s --pool-size 4G --zygotes 4 --cgroup %s --stop-on-eof",
+	c.Env = append(os.Environ(), fmt.Sprintf("%s=serve --state %s/state --socket %s --pool-size 4G --zygotes 4 --cgroup %s --log-level debug --stop-on-eof",
 		serveArgs, dir, d.address, name))
 	hold, err := c.StdinPipe() // it ends with this process, whatever ends that
 	if err != nil {
 		t.Fatal(err)
 	}
-	var log bytes.Buffer
-	c.Stderr = &log
+	log, err := os.Create(d.log())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	c.Stderr = log
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +95,8 @@ func startServed(t *testing.T) *served {
 			t.Error("the daemon didn't stop within 60 s")
 		}
 		if t.Failed() {
-			t.Logf("daemon's log:\n%s", log.String())
+			said, _ := os.ReadFile(d.log())
+			t.Logf("daemon's log:\n%s", said)
 		}
 	})
 	a := &app{getenv: func(string) string { return "" }, address: d.address}
@@ -103,7 +111,7 @@ func startServed(t *testing.T) *served {
 		}
 		select {
 		case <-ended:
-			t.Fatalf("the daemon ended with %v:\n%s", died, log.String())
+			t.Fatalf("the daemon ended with %v", died)
 		case <-time.After(20 * time.Millisecond):
 		}
 		if time.Now().After(deadline) {
@@ -115,6 +123,9 @@ func startServed(t *testing.T) *served {
 	}
 	return d
 }
+
+// log is the file of the daemon's log.
+func (d *served) log() string { return filepath.Join(filepath.Dir(d.address), "log") }
 
 func (d *served) run(args ...string) (out, errOut string, status int) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)

@@ -143,13 +143,14 @@ type Box interface {
 	// Root opens the box's root folder as it sees it itself, for transfers with
 	// RESOLVE_IN_ROOT. Nil after Kill.
 	Root() (*os.File, error)
-	// OpenSession, CloseSession, Talk, Interrupt and TerminalOf deal with programs that
+	// OpenSession, CloseSession, Talk, Interrupt, Type and TerminalOf deal with programs that
 	// live on between commands: see Session. An exchange is a command: no second runs beside it.
 	OpenSession(ctx context.Context, s SessionSpec) (Session, error)
 	CloseSession(ctx context.Context, name string) error
 	Sessions() []Session
 	Talk(ctx context.Context, t Talk) (TalkEnd, error)
 	Interrupt(name string) (bool, error)
+	Type(name string, keys []byte, rows, cols uint16) (bool, error)
 	TerminalOf(ctx context.Context, name string) (Terminal, int, error)
 	Facts(name string) (SessionFacts, error)
 	Idle(name string) (SessionFacts, error)

@@ -104,6 +104,7 @@ type sessions struct {
 	spared map[int]bool // processes of sessions that were there when the turn began, by host pid
 	// interrupt asks the exchange that runs to send an interrupt; nil: none runs.
 	interrupt func()
+	typed     func(keys []byte) error // types into the terminal of the exchange that runs
 	talking   string
 }
 
@@ -339,6 +340,64 @@ func (b *box) Interrupt(name string) (bool, error) {
 	return true, nil
 }
 
+// Type types keys into the terminal of the session that an exchange which changes something runs in, and gives it a size unless
+// rows is 0; false: none runs there. What the terminal has no room for is lost.
+func (b *box) Type(name string, keys []byte, rows, cols uint16) (bool, error) {
+	s, err := b.session(name)
+	if err != nil {
+		return false, err
+	}
+	if !s.TTY {
+		return false, fault.New(fault.Invalid, "no_terminal", "session %s has no terminal to type into", name)
+	}
+	b.sessions.mu.Lock()
+	defer b.sessions.mu.Unlock()
+	if b.sessions.typed == nil || b.sessions.talking != name {
+		return false, nil
+	}
+	if rows > 0 {
+		if err := resize(s, rows, cols); err != nil {
+			return false, fmt.Errorf("resizing the terminal of session %s: %w", name, err)
+		}
+	}
+	if len(keys) == 0 {
+		return true, nil
+	}
+	return true, b.orGone(b.sessions.typed(keys))
+}
+
+// resize opens a session's terminal as the session sees it. What lies there is the box's own, and may be anything.
+func resize(s Session, rows, cols uint16) error {
+	root, err := unix.Open(fmt.Sprintf("/proc/%d/root", s.HostPID), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(root)
+	at, err := unix.Openat2(root, fmt.Sprintf("dev/pts/%d", s.PTS), &unix.OpenHow{Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS})
+	if err != nil {
+		return err
+	}
+	defer unix.Close(at)
+	var st unix.Stat_t
+	if err := unix.Fstat(at, &st); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFCHR || unix.Major(st.Rdev) != ptsMajor {
+		return fault.New(fault.Precondition, "no_terminal", "what lies there is no terminal")
+	}
+	tty, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", at), unix.O_RDONLY|unix.O_NOCTTY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(tty)
+	return unix.IoctlSetWinsize(tty, unix.TIOCSWINSZ, &unix.Winsize{Row: rows, Col: cols})
+}
+
+// ptsMajor is the first of the kernel's numbers for the ends of terminals that programs have; the others belong to such as have more
+// than a million.
+const ptsMajor = 136
+
 // spare remembers what runs in sessions at a turn's beginning.
 func (b *box) spare() {
 	b.sessions.mu.Lock()
@@ -553,10 +612,11 @@ func (b *box) Talk(ctx context.Context, t Talk) (TalkEnd, error) {
 				wake()
 			}
 		}
+		b.sessions.typed = func(keys []byte) error { return b.wire.sendAs(k.id, opType, 0, keys) }
 		b.sessions.mu.Unlock()
 		defer func() {
 			b.sessions.mu.Lock()
-			b.sessions.talking, b.sessions.interrupt = "", nil
+			b.sessions.talking, b.sessions.interrupt, b.sessions.typed = "", nil, nil
 			b.sessions.mu.Unlock()
 		}()
 	}

@@ -26,31 +26,9 @@ import (
 // something else, in words; nothing: nowhere. The process must be root in a mount
 // namespace of its own. Both folders must stand still.
 func Differ(ctx context.Context, layers []string, was, is string) ([]string, error) {
-	o := treewalk.Options{IgnoreDirTimes: true}
-	before, _, err := treewalk.Digest(was, o)
-	if err != nil {
+	places, err := differing(ctx, was, is)
+	if err != nil || len(places) == 0 {
 		return nil, err
-	}
-	after, _, err := treewalk.Digest(is, o)
-	if err != nil {
-		return nil, err
-	}
-	// Of each place that differs, whether everything below must be looked at: names
-	// of lower layers may have been hidden or put elsewhere by an overlay's mark.
-	places := map[string]bool{}
-	for _, line := range treewalk.Diff(before, after, len(before)+len(after)) {
-		quoted, err := strconv.QuotedPrefix(line[2:])
-		if err != nil {
-			return nil, fmt.Errorf("reading %q: %w", line, err)
-		}
-		place, err := strconv.Unquote(quoted)
-		if err != nil {
-			return nil, fmt.Errorf("reading %q: %w", line, err)
-		}
-		places[place] = places[place] || strings.Contains(line, " trusted.overlay.opaque=") || strings.Contains(line, " trusted.overlay.redirect=")
-	}
-	if len(places) == 0 {
-		return nil, nil
 	}
 	a, err := mount(layers, was)
 	if err != nil {
@@ -72,6 +50,33 @@ func Differ(ctx context.Context, layers []string, was, is string) ([]string, err
 	}
 	slices.Sort(out)
 	return out, nil
+}
+
+// differing gives the places at which two folders of changes differ, and of each whether everything below must be looked at.
+func differing(ctx context.Context, was, is string) (map[string]bool, error) {
+	o := treewalk.Options{IgnoreDirTimes: true, Err: ctx.Err}
+	before, _, err := treewalk.Digest(was, o)
+	if err != nil {
+		return nil, err
+	}
+	after, _, err := treewalk.Digest(is, o)
+	if err != nil {
+		return nil, err
+	}
+	// Names of lower layers may have been hidden or put elsewhere by an overlay's mark.
+	places := map[string]bool{}
+	for _, line := range treewalk.Diff(before, after, len(before)+len(after)) {
+		quoted, err := strconv.QuotedPrefix(line[2:])
+		if err != nil {
+			return nil, fmt.Errorf("reading %q: %w", line, err)
+		}
+		place, err := strconv.Unquote(quoted)
+		if err != nil {
+			return nil, fmt.Errorf("reading %q: %w", line, err)
+		}
+		places[place] = places[place] || strings.Contains(line, " trusted.overlay.opaque=") || strings.Contains(line, " trusted.overlay.redirect=")
+	}
+	return places, nil
 }
 
 // describe gives the lines of one place in a root; a folder's tell its names, or

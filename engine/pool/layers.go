@@ -13,6 +13,7 @@ import (
 	"github.com/boxwood-rl/boxwood/internal/failpoint"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/tree"
 )
 
 const (
@@ -41,6 +42,13 @@ func checkName(id string) error {
 
 func (p *Btrfs) layerDir(id ids.Layer) string {
 	return filepath.Join(p.root, "layers", strings.TrimPrefix(string(id), "sha256:"), layerRoot)
+}
+
+func (p *Btrfs) LayerDirs(seal tree.Seal) (dirs []string) {
+	for _, l := range seal.Layers {
+		dirs = append(dirs, p.layerDir(l))
+	}
+	return dirs
 }
 
 func (p *Btrfs) HasLayer(id ids.Layer) bool {

@@ -334,6 +334,9 @@ func (p *Plain) SnapshotDir(id ids.Snapshot) string {
 	return p.path("snapshots", string(id), upperName)
 }
 
+// LayerDirs: a snapshot is a whole tree.
+func (p *Plain) LayerDirs(tree.Seal) []string { return nil }
+
 func (p *Plain) Release(of ids.Generation) error { return p.remove("uppers", string(of)) }
 func (p *Plain) Remove(id ids.Snapshot) error    { return p.remove("snapshots", string(id)) }
 

@@ -74,6 +74,8 @@ type Pool interface {
 	OpenSnapshot(id ids.Snapshot) (*os.File, error)
 	// SnapshotDir is the path of that folder on the host.
 	SnapshotDir(id ids.Snapshot) string
+	// LayerDirs are those of the layers that a snapshot lies on, by its seal.
+	LayerDirs(seal tree.Seal) []string
 
 	// Release and Remove return at once; the space comes back behind them. What
 	// is gone already is no error.

@@ -237,10 +237,10 @@ var verbs = []string{"read", "run", "grow", "prune", "images", "archives"}
 
 var verbOf = map[string]string{
 	"GetInfo": "read", "ListImages": "read", "ListTrees": "read", "ListSessions": "read", "ReadFile": "read", "Download": "read",
-	"ListSandboxes": "read", "WaitCaptured": "read", "GetNode": "read", "ListNodes": "read", "WatchTree": "read", "GetPayload": "read",
+	"ListSandboxes": "read", "WaitCaptured": "read", "GetNode": "read", "Diff": "read", "ListNodes": "read", "WatchTree": "read", "GetPayload": "read",
 	"ExportStats": "read", "ListTables": "read",
 
-	"RunTurn": "run", "BeginTurn": "run", "Exec": "run", "EndTurn": "run", "OpenSession": "run", "CloseSession": "run", "Interrupt": "run",
+	"RunTurn": "run", "BeginTurn": "run", "Exec": "run", "EndTurn": "run", "OpenSession": "run", "CloseSession": "run", "Interrupt": "run", "Type": "run",
 	"CancelTurn": "run", "WriteFile": "run", "Upload": "run", "Renew": "run", "Release": "run",
 
 	"CreateTree": "grow", "CloseTree": "grow", "OpenTree": "grow", "OpenRun": "grow", "CloseRun": "grow", "Fork": "grow", "Rollback": "grow",

@@ -380,7 +380,7 @@ func TestClientsHaveWhatTheyWereGiven(t *testing.T) {
 
 // plainFields are the texts of requests that name nothing of a tree. Paths are below the sandbox's root, but for images.
 var plainFields = strings.Fields(`idempotency_key name path user cwd shell argv stdin session text table labels env secret_env policy_version payload
-	content chunk command paths rewards_file image allow_calls rewards key value verdicts`)
+	content chunk keys command paths rewards_file image allow_calls rewards key value verdicts`)
 
 // A call or a field that nobody has ruled on would pass an account by.
 func TestEveryRequestIsHeldToItsAccount(t *testing.T) {

@@ -70,7 +70,7 @@ func (s *Service) releaseUnheard(ctx context.Context, all *boxwoodv1.ForkResults
 		}
 	}
 	if _, err := s.e.Release(context.WithoutCancel(ctx), list); err != nil {
-		s.log.Error("releasing the children of a client that went away", "error", err)
+		s.log.ErrorContext(ctx, "releasing the children of a client that went away", "error", err)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime/debug"
 	"sync/atomic"
 	"time"
@@ -16,7 +17,9 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
 
+	"github.com/boxwood-rl/boxwood/internal/about"
 	"github.com/boxwood-rl/boxwood/internal/fault"
+	"github.com/boxwood-rl/boxwood/internal/ids"
 	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 )
 
@@ -42,7 +45,7 @@ func admit(ctx context.Context) (context.Context, context.CancelFunc, string) {
 	if id == "" {
 		id = ulid.Make().String()
 	}
-	ctx = context.WithValue(ctx, requestKey{}, id)
+	ctx = about.With(context.WithValue(ctx, requestKey{}, id), about.Request, id)
 	if _, ok := ctx.Deadline(); ok {
 		return ctx, func() {}, id
 	}
@@ -70,7 +73,7 @@ func (s *Service) knows(ctx context.Context, call *tap.Info) (context.Context, e
 			r.refuse()
 		}
 	}
-	s.log.Debug("call refused", "request", id, "uid", clientOf(ctx).uid, "from", from, "method", call.FullMethodName, "reason", fault.As(err).Reason)
+	s.log.DebugContext(ctx, "call refused", "request", id, "uid", clientOf(ctx).uid, "from", from, "method", call.FullMethodName, "reason", fault.As(err).Reason)
 	return nil, toStatus(id, err)
 }
 
@@ -96,6 +99,8 @@ func (s *Service) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo
 		return nil, err
 	}
 	defer func() { err = leave(err) }()
+	about.Note(within, about.Run, runOf(within))
+	s.note(within, req)
 	if resp, err = handle(context.WithValue(within, callerKey{}, who), req); err == nil {
 		who.answer(resp)
 	}
@@ -135,7 +140,8 @@ func (s *Service) streamed(srv any, call *streamWith, info *grpc.StreamServerInf
 		return err
 	}
 	defer func() { err = leave(err) }()
-	call.id, call.who, call.ctx = id, who, context.WithValue(within, callerKey{}, who)
+	about.Note(within, about.Run, runOf(within))
+	call.id, call.who, call.note, call.ctx = id, who, s.note, context.WithValue(within, callerKey{}, who)
 	defer context.AfterFunc(call.ctx, call.lastWords)()
 	return handle(srv, call)
 }
@@ -145,9 +151,10 @@ func (s *Service) streamed(srv any, call *streamWith, info *grpc.StreamServerInf
 // wait for the handler: when the call has ended, all Sends and Recvs together wait for no more than patience.
 type streamWith struct {
 	grpc.ServerStream
-	ctx context.Context
-	who *caller
-	id  string
+	ctx  context.Context
+	who  *caller
+	id   string
+	note func(context.Context, any)
 
 	waiting atomic.Int32  // Sends and Recvs
 	cut     atomic.Bool   // no more of them
@@ -197,7 +204,50 @@ func (s *streamWith) RecvMsg(m any) error {
 	if err := fits(m); err != nil {
 		return err
 	}
-	return s.who.request(m)
+	if err := s.who.request(m); err != nil {
+		return err
+	}
+	s.note(s.ctx, m)
+	return nil
+}
+
+// note has the log say on each line of a call what its request names, if that is there and the only one of its kind. Which node a
+// turn has made, the engine adds.
+func (s *Service) note(ctx context.Context, m any) {
+	say := func(id string, kind string) {
+		if t := s.e.TreeOf(id); id != "" && t != nil {
+			about.Note(ctx, about.Tree, string(t.ID))
+			about.Note(ctx, kind, id)
+		}
+	}
+	if r, ok := m.(interface{ GetTreeId() string }); ok {
+		say(r.GetTreeId(), about.Tree)
+	}
+	if r, ok := m.(interface{ GetNodeId() string }); ok {
+		say(r.GetNodeId(), about.Node)
+	}
+	if r, ok := m.(interface{ GetNodeIds() []string }); ok && len(r.GetNodeIds()) == 1 {
+		say(r.GetNodeIds()[0], about.Node)
+	}
+	if r, ok := m.(interface{ GetTurnId() string }); ok {
+		say(s.e.SandboxOf(ids.Turn(r.GetTurnId())), about.Sandbox)
+	}
+	if r, ok := m.(interface{ GetSandboxId() string }); ok {
+		say(r.GetSandboxId(), about.Sandbox)
+	}
+	if r, ok := m.(interface{ GetSandboxIds() []string }); ok && len(r.GetSandboxIds()) == 1 {
+		say(r.GetSandboxIds()[0], about.Sandbox)
+	}
+	switch r := m.(type) {
+	case *boxwoodv1.ForkRequest:
+		if len(r.GetWants()) == 1 {
+			s.note(ctx, r.GetWants()[0])
+		}
+	case *boxwoodv1.UploadRequest:
+		if r.GetStart() != nil {
+			s.note(ctx, r.GetStart())
+		}
+	}
 }
 
 func (s *streamWith) SendMsg(m any) error {
@@ -219,23 +269,23 @@ func (s *Service) outcome(ctx context.Context, id, method string, began time.Tim
 		who.name = a.Name
 	}
 	if panicked != nil {
-		s.log.Error("a call panicked", "request", id, "uid", who.uid, "pid", who.pid, "client", who.name, "method", method, "panic", panicked, "stack", string(debug.Stack()))
+		s.log.ErrorContext(ctx, "a call panicked", "request", id, "uid", who.uid, "pid", who.pid, "client", who.name, "method", method, "panic", panicked, "stack", string(debug.Stack()))
 		err = fault.New(fault.Internal, "panic", "a defect in the daemon ended this call").
 			WithHint("the daemon's log has the details under request %s", id)
 	}
 	if err == nil {
-		s.log.Debug("call", "request", id, "uid", who.uid, "pid", who.pid, "client", who.name, "method", method, "took", time.Since(began))
+		s.log.DebugContext(ctx, "call", "request", id, "uid", who.uid, "pid", who.pid, "client", who.name, "method", method, "took", time.Since(began))
 		return nil
 	}
 	f := fault.As(err)
-	level := s.log.Debug
+	level := slog.LevelDebug
 	switch {
 	case status.Code(err) == codes.Unimplemented: // a call of Arrow Flight that there isn't here
 		f = fault.New(fault.Unsupported, "no_such_call", "%w", err)
 	case f.Origin() == fault.Infrastructure && f.Kind != fault.Exhausted:
-		level = s.log.Warn
+		level = slog.LevelWarn
 	}
-	level("call failed", "request", id, "uid", who.uid, "pid", who.pid, "client", who.name, "method", method, "took", time.Since(began), "reason", f.Reason, "error", short(err.Error()))
+	s.log.Log(ctx, level, "call failed", "request", id, "uid", who.uid, "pid", who.pid, "client", who.name, "method", method, "took", time.Since(began), "reason", f.Reason, "error", short(err.Error()))
 	return toStatus(id, err)
 }
 

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/boxwood-rl/boxwood/engine"
+	"github.com/boxwood-rl/boxwood/internal/about"
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	boxwoodv1 "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
 )
@@ -63,7 +64,7 @@ type Options struct {
 
 // New makes the service of an engine.
 func New(e *engine.Engine, log *slog.Logger, o Options) *Service {
-	return &Service{e: e, log: e.Veiled(log), version: o.Version, imports: o.Imports, access: o.Access}
+	return &Service{e: e, log: about.Logger(e.Veiled(log)), version: o.Version, imports: o.Imports, access: o.Access}
 }
 
 // Server makes a gRPC server for unix sockets or, with a TLS configuration, for TCP. A service may have several.

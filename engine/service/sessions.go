@@ -73,3 +73,18 @@ func (s *Service) Interrupt(_ context.Context, req *boxwoodv1.InterruptRequest) 
 	was, err := s.e.Interrupt(ids.Sandbox(req.GetSandboxId()), req.GetSession())
 	return &boxwoodv1.InterruptResponse{WasRunning: was}, err
 }
+
+func (s *Service) Type(_ context.Context, req *boxwoodv1.TypeRequest) (*boxwoodv1.TypeResponse, error) {
+	if len(req.GetKeys()) > maxKeys {
+		return nil, fault.New(fault.Invalid, "keys_too_many", "%d bytes of keys at once; a terminal takes %d", len(req.GetKeys()), maxKeys)
+	}
+	rows, cols := req.GetRows(), req.GetCols()
+	if rows < 0 || rows > math.MaxUint16 || cols < 0 || cols > math.MaxUint16 || (rows == 0) != (cols == 0) {
+		return nil, fault.New(fault.Invalid, "bad_size", "a terminal has 1 to %d rows and columns", math.MaxUint16)
+	}
+	was, err := s.e.Type(ids.Sandbox(req.GetSandboxId()), req.GetSession(), req.GetKeys(), uint16(rows), uint16(cols))
+	return &boxwoodv1.TypeResponse{WasRunning: was}, err
+}
+
+// maxKeys is what a terminal holds that nobody reads.
+const maxKeys = 4096

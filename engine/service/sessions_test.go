@@ -393,6 +393,69 @@ func TestSessionCalls(t *testing.T) {
 	}
 }
 
+// Keys reach what runs in a terminal while it runs, and so does the terminal's size; nothing reaches a terminal in which nothing runs.
+func TestKeysWhileACommandRuns(t *testing.T) {
+	d := running(t)
+	_, sb := d.newTree(t)
+	d.open(t, sb.GetId(), "tty", func(r *boxwoodv1.OpenSessionRequest) { r.Tty = true })
+	d.open(t, sb.GetId(), "pipe")
+	press := func(session, keys string, rows, cols int32) (bool, error) {
+		was, err := d.client.Type(ctx(t), &boxwoodv1.TypeRequest{SandboxId: sb.GetId(), Session: session, Keys: []byte(keys), Rows: rows, Cols: cols})
+		return was.GetWasRunning(), err
+	}
+	if was, err := press("tty", "lost\n", 0, 0); was || err != nil {
+		t.Errorf("keys that nobody reads: %v, %v", was, err)
+	}
+	for session, want := range map[string]string{"pipe": "no_terminal", "none": "no_session"} {
+		if _, err := press(session, "x", 0, 0); reason(err) != want {
+			t.Errorf("%s: %v", session, err)
+		}
+	}
+	for _, bad := range [][2]int32{{-1, 5}, {5, 0}, {1 << 16, 1}} {
+		if _, err := press("tty", "", bad[0], bad[1]); reason(err) != "bad_size" {
+			t.Errorf("%v: %v", bad, err)
+		}
+	}
+	if _, err := press("tty", strings.Repeat("x", 4097), 0, 0); reason(err) != "keys_too_many" {
+		t.Errorf("%v", err)
+	}
+	stream, err := d.client.RunTurn(ctx(t), &boxwoodv1.RunTurnRequest{SandboxId: sb.GetId(), Command: &boxwoodv1.Command{Session: "tty",
+		Shell: []byte(`shopt -s checkwinsize; trap 'echo resized; ls /dev/null; echo $LINES $COLUMNS' WINCH; echo ready; until read -r line; do :; done; echo "<$line>"; read -r line; echo "<$line>"`)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := ""
+	heard := func(want string) *boxwoodv1.TurnResult {
+		for !strings.Contains(said, want) {
+			m, err := stream.Recv()
+			if err != nil {
+				t.Fatalf("%v after %q", err, said)
+			}
+			if said += string(m.GetStdout()); m.GetResult() != nil {
+				return m.GetResult()
+			}
+		}
+		return nil
+	}
+	heard("ready")
+	if was, err := press("tty", "one\n", 33, 77); !was || err != nil {
+		t.Errorf("%v, %v", was, err)
+	}
+	heard("<one>")
+	if was, err := press("tty", "two\n", 0, 0); !was || err != nil {
+		t.Errorf("%v, %v", was, err)
+	}
+	if heard("<two>"); !strings.Contains(said, "resized\r\n/dev/null\r\n33 77") {
+		t.Errorf("heard %q", said)
+	}
+	if r := heard("\x00"); r.GetNode().GetTurnStatus() != boxwoodv1.TurnStatus_TURN_STATUS_COMPLETED {
+		t.Errorf("%v", r)
+	}
+	if out := d.hear(t, sb.GetId(), "tty", "ls /dev/null; echo $LINES $COLUMNS"); out != "/dev/null\n33 77\n" {
+		t.Errorf("afterwards the size is %q", out)
+	}
+}
+
 // A child is a new authority: its shells know their own generation.
 func TestShellsKnowTheirGeneration(t *testing.T) {
 	d := running(t)

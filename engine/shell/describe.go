@@ -114,6 +114,11 @@ var volatile = set(`_ BASHPID BASH_ARGC BASH_ARGV BASH_COMMAND BASH_EXECUTION_ST
 	BASH_TRAPSIG EPOCHREALTIME EPOCHSECONDS FUNCNAME HISTCMD LINENO PIPESTATUS RANDOM SECONDS SRANDOM GROUPS
 	BASHOPTS SHELLOPTS BASH_ALIASES BASH_ARGV0 BASH_CMDS DIRSTACK`)
 
+// Volatile reports whether a variable's value is of the moment and no state, or belongs to the sandbox and not to what ran in it.
+func Volatile(name string) bool {
+	return volatile[name] || strings.HasPrefix(name, "__boxwood_") || name == "BOXWOOD_GENERATION" || name == "BOXWOOD_SEED" || name == "HOSTNAME"
+}
+
 func set(words string) map[string]bool {
 	m := map[string]bool{}
 	for w := range strings.FieldsSeq(words) {

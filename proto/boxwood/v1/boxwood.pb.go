@@ -651,7 +651,7 @@ func (x BackupRequest_Rule) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use BackupRequest_Rule.Descriptor instead.
 func (BackupRequest_Rule) EnumDescriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{90, 0}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{95, 0}
 }
 
 // What becomes of the dumps in the archive. Restoring one sets kernel objects up as the archive
@@ -705,7 +705,7 @@ func (x ImportTreeStart_Dumps) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ImportTreeStart_Dumps.Descriptor instead.
 func (ImportTreeStart_Dumps) EnumDescriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{103, 0}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{108, 0}
 }
 
 // Error is the detail of every failed call.
@@ -5118,6 +5118,129 @@ func (x *InterruptResponse) GetWasRunning() bool {
 	return false
 }
 
+type TypeRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Session   string                 `protobuf:"bytes,2,opt,name=session,proto3" json:"session,omitempty"`
+	// At most 4 KiB. What a full terminal has no room for is lost, as on any other.
+	Keys []byte `protobuf:"bytes,3,opt,name=keys,proto3" json:"keys,omitempty"`
+	// 0: the size stays.
+	Rows          int32 `protobuf:"varint,4,opt,name=rows,proto3" json:"rows,omitempty"`
+	Cols          int32 `protobuf:"varint,5,opt,name=cols,proto3" json:"cols,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TypeRequest) Reset() {
+	*x = TypeRequest{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TypeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TypeRequest) ProtoMessage() {}
+
+func (x *TypeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TypeRequest.ProtoReflect.Descriptor instead.
+func (*TypeRequest) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *TypeRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *TypeRequest) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *TypeRequest) GetKeys() []byte {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+func (x *TypeRequest) GetRows() int32 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *TypeRequest) GetCols() int32 {
+	if x != nil {
+		return x.Cols
+	}
+	return 0
+}
+
+type TypeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whether a command ran there; else nothing was typed.
+	WasRunning    bool `protobuf:"varint,1,opt,name=was_running,json=wasRunning,proto3" json:"was_running,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TypeResponse) Reset() {
+	*x = TypeResponse{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TypeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TypeResponse) ProtoMessage() {}
+
+func (x *TypeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TypeResponse.ProtoReflect.Descriptor instead.
+func (*TypeResponse) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *TypeResponse) GetWasRunning() bool {
+	if x != nil {
+		return x.WasRunning
+	}
+	return false
+}
+
 type CancelTurnRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
@@ -5127,7 +5250,7 @@ type CancelTurnRequest struct {
 
 func (x *CancelTurnRequest) Reset() {
 	*x = CancelTurnRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[55]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5139,7 +5262,7 @@ func (x *CancelTurnRequest) String() string {
 func (*CancelTurnRequest) ProtoMessage() {}
 
 func (x *CancelTurnRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[55]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5152,7 +5275,7 @@ func (x *CancelTurnRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelTurnRequest.ProtoReflect.Descriptor instead.
 func (*CancelTurnRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{55}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *CancelTurnRequest) GetSandboxId() string {
@@ -5171,7 +5294,7 @@ type CancelTurnResponse struct {
 
 func (x *CancelTurnResponse) Reset() {
 	*x = CancelTurnResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[56]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5183,7 +5306,7 @@ func (x *CancelTurnResponse) String() string {
 func (*CancelTurnResponse) ProtoMessage() {}
 
 func (x *CancelTurnResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[56]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5196,7 +5319,7 @@ func (x *CancelTurnResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelTurnResponse.ProtoReflect.Descriptor instead.
 func (*CancelTurnResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{56}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *CancelTurnResponse) GetWasRunning() bool {
@@ -5220,7 +5343,7 @@ type ReadFileRequest struct {
 
 func (x *ReadFileRequest) Reset() {
 	*x = ReadFileRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[57]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5232,7 +5355,7 @@ func (x *ReadFileRequest) String() string {
 func (*ReadFileRequest) ProtoMessage() {}
 
 func (x *ReadFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[57]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5245,7 +5368,7 @@ func (x *ReadFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFileRequest.ProtoReflect.Descriptor instead.
 func (*ReadFileRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{57}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ReadFileRequest) GetSandboxId() string {
@@ -5294,7 +5417,7 @@ type ReadFileResponse struct {
 
 func (x *ReadFileResponse) Reset() {
 	*x = ReadFileResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[58]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5306,7 +5429,7 @@ func (x *ReadFileResponse) String() string {
 func (*ReadFileResponse) ProtoMessage() {}
 
 func (x *ReadFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[58]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5319,7 +5442,7 @@ func (x *ReadFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFileResponse.ProtoReflect.Descriptor instead.
 func (*ReadFileResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{58}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ReadFileResponse) GetContent() []byte {
@@ -5360,7 +5483,7 @@ type WriteFileRequest struct {
 
 func (x *WriteFileRequest) Reset() {
 	*x = WriteFileRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[59]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5372,7 +5495,7 @@ func (x *WriteFileRequest) String() string {
 func (*WriteFileRequest) ProtoMessage() {}
 
 func (x *WriteFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[59]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5385,7 +5508,7 @@ func (x *WriteFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileRequest.ProtoReflect.Descriptor instead.
 func (*WriteFileRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{59}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *WriteFileRequest) GetSandboxId() string {
@@ -5447,7 +5570,7 @@ type WriteFileResponse struct {
 
 func (x *WriteFileResponse) Reset() {
 	*x = WriteFileResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[60]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5459,7 +5582,7 @@ func (x *WriteFileResponse) String() string {
 func (*WriteFileResponse) ProtoMessage() {}
 
 func (x *WriteFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[60]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5472,7 +5595,7 @@ func (x *WriteFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileResponse.ProtoReflect.Descriptor instead.
 func (*WriteFileResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{60}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *WriteFileResponse) GetResult() *TurnResult {
@@ -5495,7 +5618,7 @@ type UploadRequest struct {
 
 func (x *UploadRequest) Reset() {
 	*x = UploadRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[61]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5507,7 +5630,7 @@ func (x *UploadRequest) String() string {
 func (*UploadRequest) ProtoMessage() {}
 
 func (x *UploadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[61]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5520,7 +5643,7 @@ func (x *UploadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadRequest.ProtoReflect.Descriptor instead.
 func (*UploadRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{61}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *UploadRequest) GetPart() isUploadRequest_Part {
@@ -5577,7 +5700,7 @@ type UploadStart struct {
 
 func (x *UploadStart) Reset() {
 	*x = UploadStart{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[62]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5589,7 +5712,7 @@ func (x *UploadStart) String() string {
 func (*UploadStart) ProtoMessage() {}
 
 func (x *UploadStart) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[62]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5602,7 +5725,7 @@ func (x *UploadStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadStart.ProtoReflect.Descriptor instead.
 func (*UploadStart) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{62}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *UploadStart) GetSandboxId() string {
@@ -5644,7 +5767,7 @@ type UploadResponse struct {
 
 func (x *UploadResponse) Reset() {
 	*x = UploadResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[63]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5656,7 +5779,7 @@ func (x *UploadResponse) String() string {
 func (*UploadResponse) ProtoMessage() {}
 
 func (x *UploadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[63]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5669,7 +5792,7 @@ func (x *UploadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadResponse.ProtoReflect.Descriptor instead.
 func (*UploadResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{63}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *UploadResponse) GetResult() *TurnResult {
@@ -5704,7 +5827,7 @@ type DownloadRequest struct {
 
 func (x *DownloadRequest) Reset() {
 	*x = DownloadRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[64]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5716,7 +5839,7 @@ func (x *DownloadRequest) String() string {
 func (*DownloadRequest) ProtoMessage() {}
 
 func (x *DownloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[64]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5729,7 +5852,7 @@ func (x *DownloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownloadRequest.ProtoReflect.Descriptor instead.
 func (*DownloadRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{64}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *DownloadRequest) GetSandboxId() string {
@@ -5762,7 +5885,7 @@ type DownloadResponse struct {
 
 func (x *DownloadResponse) Reset() {
 	*x = DownloadResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[65]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5774,7 +5897,7 @@ func (x *DownloadResponse) String() string {
 func (*DownloadResponse) ProtoMessage() {}
 
 func (x *DownloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[65]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5787,7 +5910,7 @@ func (x *DownloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownloadResponse.ProtoReflect.Descriptor instead.
 func (*DownloadResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{65}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *DownloadResponse) GetChunk() []byte {
@@ -5828,7 +5951,7 @@ type ForkRequest struct {
 
 func (x *ForkRequest) Reset() {
 	*x = ForkRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[66]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5840,7 +5963,7 @@ func (x *ForkRequest) String() string {
 func (*ForkRequest) ProtoMessage() {}
 
 func (x *ForkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[66]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5853,7 +5976,7 @@ func (x *ForkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForkRequest.ProtoReflect.Descriptor instead.
 func (*ForkRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{66}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ForkRequest) GetWants() []*ForkRequest_Want {
@@ -5963,7 +6086,7 @@ type ForkResult struct {
 
 func (x *ForkResult) Reset() {
 	*x = ForkResult{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[67]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5975,7 +6098,7 @@ func (x *ForkResult) String() string {
 func (*ForkResult) ProtoMessage() {}
 
 func (x *ForkResult) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[67]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5988,7 +6111,7 @@ func (x *ForkResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForkResult.ProtoReflect.Descriptor instead.
 func (*ForkResult) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{67}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ForkResult) GetWant() int32 {
@@ -6090,7 +6213,7 @@ type ReplayedTurn struct {
 
 func (x *ReplayedTurn) Reset() {
 	*x = ReplayedTurn{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[68]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6102,7 +6225,7 @@ func (x *ReplayedTurn) String() string {
 func (*ReplayedTurn) ProtoMessage() {}
 
 func (x *ReplayedTurn) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[68]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6115,7 +6238,7 @@ func (x *ReplayedTurn) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayedTurn.ProtoReflect.Descriptor instead.
 func (*ReplayedTurn) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{68}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ReplayedTurn) GetNodeId() string {
@@ -6156,7 +6279,7 @@ type ForkResults struct {
 
 func (x *ForkResults) Reset() {
 	*x = ForkResults{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[69]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6168,7 +6291,7 @@ func (x *ForkResults) String() string {
 func (*ForkResults) ProtoMessage() {}
 
 func (x *ForkResults) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[69]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6181,7 +6304,7 @@ func (x *ForkResults) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForkResults.ProtoReflect.Descriptor instead.
 func (*ForkResults) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{69}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ForkResults) GetResults() []*ForkResult {
@@ -6202,7 +6325,7 @@ type RollbackRequest struct {
 
 func (x *RollbackRequest) Reset() {
 	*x = RollbackRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[70]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6214,7 +6337,7 @@ func (x *RollbackRequest) String() string {
 func (*RollbackRequest) ProtoMessage() {}
 
 func (x *RollbackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[70]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6227,7 +6350,7 @@ func (x *RollbackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackRequest.ProtoReflect.Descriptor instead.
 func (*RollbackRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{70}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *RollbackRequest) GetSandboxId() string {
@@ -6261,7 +6384,7 @@ type RollbackResponse struct {
 
 func (x *RollbackResponse) Reset() {
 	*x = RollbackResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[71]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6273,7 +6396,7 @@ func (x *RollbackResponse) String() string {
 func (*RollbackResponse) ProtoMessage() {}
 
 func (x *RollbackResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[71]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6286,7 +6409,7 @@ func (x *RollbackResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackResponse.ProtoReflect.Descriptor instead.
 func (*RollbackResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{71}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *RollbackResponse) GetSandbox() *Sandbox {
@@ -6313,7 +6436,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[72]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6325,7 +6448,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[72]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6338,7 +6461,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{72}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ReleaseRequest) GetSandboxIds() []string {
@@ -6364,7 +6487,7 @@ type ReleaseResponse struct {
 
 func (x *ReleaseResponse) Reset() {
 	*x = ReleaseResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[73]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6376,7 +6499,7 @@ func (x *ReleaseResponse) String() string {
 func (*ReleaseResponse) ProtoMessage() {}
 
 func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[73]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6389,7 +6512,7 @@ func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{73}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ReleaseResponse) GetReleased() int64 {
@@ -6409,7 +6532,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[74]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6421,7 +6544,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[74]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6434,7 +6557,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{74}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *RenewRequest) GetSandboxIds() []string {
@@ -6460,7 +6583,7 @@ type RenewResponse struct {
 
 func (x *RenewResponse) Reset() {
 	*x = RenewResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[75]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6472,7 +6595,7 @@ func (x *RenewResponse) String() string {
 func (*RenewResponse) ProtoMessage() {}
 
 func (x *RenewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[75]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6485,7 +6608,7 @@ func (x *RenewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
 func (*RenewResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{75}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *RenewResponse) GetSandboxes() []*Sandbox {
@@ -6504,7 +6627,7 @@ type ListSandboxesRequest struct {
 
 func (x *ListSandboxesRequest) Reset() {
 	*x = ListSandboxesRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[76]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6516,7 +6639,7 @@ func (x *ListSandboxesRequest) String() string {
 func (*ListSandboxesRequest) ProtoMessage() {}
 
 func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[76]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6529,7 +6652,7 @@ func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesRequest.ProtoReflect.Descriptor instead.
 func (*ListSandboxesRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{76}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ListSandboxesRequest) GetTreeId() string {
@@ -6548,7 +6671,7 @@ type ListSandboxesResponse struct {
 
 func (x *ListSandboxesResponse) Reset() {
 	*x = ListSandboxesResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[77]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6560,7 +6683,7 @@ func (x *ListSandboxesResponse) String() string {
 func (*ListSandboxesResponse) ProtoMessage() {}
 
 func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[77]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6573,7 +6696,7 @@ func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesResponse.ProtoReflect.Descriptor instead.
 func (*ListSandboxesResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{77}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ListSandboxesResponse) GetSandboxes() []*Sandbox {
@@ -6592,7 +6715,7 @@ type WaitCapturedRequest struct {
 
 func (x *WaitCapturedRequest) Reset() {
 	*x = WaitCapturedRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[78]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6604,7 +6727,7 @@ func (x *WaitCapturedRequest) String() string {
 func (*WaitCapturedRequest) ProtoMessage() {}
 
 func (x *WaitCapturedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[78]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6617,7 +6740,7 @@ func (x *WaitCapturedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitCapturedRequest.ProtoReflect.Descriptor instead.
 func (*WaitCapturedRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{78}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *WaitCapturedRequest) GetNodeIds() []string {
@@ -6636,7 +6759,7 @@ type WaitCapturedResponse struct {
 
 func (x *WaitCapturedResponse) Reset() {
 	*x = WaitCapturedResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[79]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6648,7 +6771,7 @@ func (x *WaitCapturedResponse) String() string {
 func (*WaitCapturedResponse) ProtoMessage() {}
 
 func (x *WaitCapturedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[79]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6661,7 +6784,7 @@ func (x *WaitCapturedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitCapturedResponse.ProtoReflect.Descriptor instead.
 func (*WaitCapturedResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{79}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *WaitCapturedResponse) GetNodes() []*Node {
@@ -6682,7 +6805,7 @@ type EvaluateRequest struct {
 
 func (x *EvaluateRequest) Reset() {
 	*x = EvaluateRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[80]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6694,7 +6817,7 @@ func (x *EvaluateRequest) String() string {
 func (*EvaluateRequest) ProtoMessage() {}
 
 func (x *EvaluateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[80]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6707,7 +6830,7 @@ func (x *EvaluateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvaluateRequest.ProtoReflect.Descriptor instead.
 func (*EvaluateRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{80}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *EvaluateRequest) GetNodeId() string {
@@ -6759,7 +6882,7 @@ type Grader struct {
 
 func (x *Grader) Reset() {
 	*x = Grader{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[81]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6771,7 +6894,7 @@ func (x *Grader) String() string {
 func (*Grader) ProtoMessage() {}
 
 func (x *Grader) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[81]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6784,7 +6907,7 @@ func (x *Grader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grader.ProtoReflect.Descriptor instead.
 func (*Grader) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{81}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *Grader) GetStart() isGrader_Start {
@@ -6880,7 +7003,7 @@ type EvaluateResponse struct {
 
 func (x *EvaluateResponse) Reset() {
 	*x = EvaluateResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[82]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6892,7 +7015,7 @@ func (x *EvaluateResponse) String() string {
 func (*EvaluateResponse) ProtoMessage() {}
 
 func (x *EvaluateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[82]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6905,7 +7028,7 @@ func (x *EvaluateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvaluateResponse.ProtoReflect.Descriptor instead.
 func (*EvaluateResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{82}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *EvaluateResponse) GetRewards() map[string]float64 {
@@ -6959,7 +7082,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[83]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6971,7 +7094,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[83]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6984,7 +7107,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{83}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *GetNodeRequest) GetNodeId() string {
@@ -6992,6 +7115,226 @@ func (x *GetNodeRequest) GetNodeId() string {
 		return x.NodeId
 	}
 	return ""
+}
+
+type DiffRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Two: the one before, and the one after. Pending captures are waited for.
+	NodeIds       []string `protobuf:"bytes,1,rep,name=node_ids,json=nodeIds,proto3" json:"node_ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiffRequest) Reset() {
+	*x = DiffRequest{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[86]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiffRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiffRequest) ProtoMessage() {}
+
+func (x *DiffRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[86]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
+func (*DiffRequest) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{86}
+}
+
+func (x *DiffRequest) GetNodeIds() []string {
+	if x != nil {
+		return x.NodeIds
+	}
+	return nil
+}
+
+type FileDifference struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// From the root, without a leading slash.
+	Path []byte `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	// What is there in each node; unset: nothing.
+	Was           *FileState `protobuf:"bytes,2,opt,name=was,proto3" json:"was,omitempty"`
+	Is            *FileState `protobuf:"bytes,3,opt,name=is,proto3" json:"is,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FileDifference) Reset() {
+	*x = FileDifference{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[87]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FileDifference) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FileDifference) ProtoMessage() {}
+
+func (x *FileDifference) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[87]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FileDifference.ProtoReflect.Descriptor instead.
+func (*FileDifference) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{87}
+}
+
+func (x *FileDifference) GetPath() []byte {
+	if x != nil {
+		return x.Path
+	}
+	return nil
+}
+
+func (x *FileDifference) GetWas() *FileState {
+	if x != nil {
+		return x.Was
+	}
+	return nil
+}
+
+func (x *FileDifference) GetIs() *FileState {
+	if x != nil {
+		return x.Is
+	}
+	return nil
+}
+
+type FileState struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// file, dir, link, fifo, socket, char or block.
+	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	// Permission bits.
+	Mode uint32 `protobuf:"varint,2,opt,name=mode,proto3" json:"mode,omitempty"`
+	Uid  uint32 `protobuf:"varint,3,opt,name=uid,proto3" json:"uid,omitempty"`
+	Gid  uint32 `protobuf:"varint,4,opt,name=gid,proto3" json:"gid,omitempty"`
+	// 0 for folders, whose times move with what is gone again.
+	Mtime int64 `protobuf:"varint,5,opt,name=mtime,proto3" json:"mtime,omitempty"`
+	Size  int64 `protobuf:"varint,6,opt,name=size,proto3" json:"size,omitempty"`
+	// Of a file's content, in hex.
+	Sha256 string `protobuf:"bytes,7,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	// Of a symbolic link.
+	Target        []byte            `protobuf:"bytes,8,opt,name=target,proto3" json:"target,omitempty"`
+	Attributes    map[string][]byte `protobuf:"bytes,9,rep,name=attributes,proto3" json:"attributes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FileState) Reset() {
+	*x = FileState{}
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[88]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FileState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FileState) ProtoMessage() {}
+
+func (x *FileState) ProtoReflect() protoreflect.Message {
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[88]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FileState.ProtoReflect.Descriptor instead.
+func (*FileState) Descriptor() ([]byte, []int) {
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{88}
+}
+
+func (x *FileState) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *FileState) GetMode() uint32 {
+	if x != nil {
+		return x.Mode
+	}
+	return 0
+}
+
+func (x *FileState) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *FileState) GetGid() uint32 {
+	if x != nil {
+		return x.Gid
+	}
+	return 0
+}
+
+func (x *FileState) GetMtime() int64 {
+	if x != nil {
+		return x.Mtime
+	}
+	return 0
+}
+
+func (x *FileState) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *FileState) GetSha256() string {
+	if x != nil {
+		return x.Sha256
+	}
+	return ""
+}
+
+func (x *FileState) GetTarget() []byte {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *FileState) GetAttributes() map[string][]byte {
+	if x != nil {
+		return x.Attributes
+	}
+	return nil
 }
 
 type ListNodesRequest struct {
@@ -7015,7 +7358,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[84]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7027,7 +7370,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[84]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7040,7 +7383,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{84}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ListNodesRequest) GetTreeId() string {
@@ -7117,7 +7460,7 @@ type WatchTreeRequest struct {
 
 func (x *WatchTreeRequest) Reset() {
 	*x = WatchTreeRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[85]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7129,7 +7472,7 @@ func (x *WatchTreeRequest) String() string {
 func (*WatchTreeRequest) ProtoMessage() {}
 
 func (x *WatchTreeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[85]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7142,7 +7485,7 @@ func (x *WatchTreeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchTreeRequest.ProtoReflect.Descriptor instead.
 func (*WatchTreeRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{85}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *WatchTreeRequest) GetTreeId() string {
@@ -7174,7 +7517,7 @@ type TreeEvent struct {
 
 func (x *TreeEvent) Reset() {
 	*x = TreeEvent{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[86]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7186,7 +7529,7 @@ func (x *TreeEvent) String() string {
 func (*TreeEvent) ProtoMessage() {}
 
 func (x *TreeEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[86]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7199,7 +7542,7 @@ func (x *TreeEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TreeEvent.ProtoReflect.Descriptor instead.
 func (*TreeEvent) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{86}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *TreeEvent) GetIndex() uint64 {
@@ -7282,7 +7625,7 @@ type NodeAnnotation struct {
 
 func (x *NodeAnnotation) Reset() {
 	*x = NodeAnnotation{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[87]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7294,7 +7637,7 @@ func (x *NodeAnnotation) String() string {
 func (*NodeAnnotation) ProtoMessage() {}
 
 func (x *NodeAnnotation) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[87]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7307,7 +7650,7 @@ func (x *NodeAnnotation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeAnnotation.ProtoReflect.Descriptor instead.
 func (*NodeAnnotation) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{87}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *NodeAnnotation) GetNodeId() string {
@@ -7369,7 +7712,7 @@ type AnnotateRequest struct {
 
 func (x *AnnotateRequest) Reset() {
 	*x = AnnotateRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[88]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7381,7 +7724,7 @@ func (x *AnnotateRequest) String() string {
 func (*AnnotateRequest) ProtoMessage() {}
 
 func (x *AnnotateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[88]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7394,7 +7737,7 @@ func (x *AnnotateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AnnotateRequest.ProtoReflect.Descriptor instead.
 func (*AnnotateRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{88}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *AnnotateRequest) GetAnnotations() []*NodeAnnotation {
@@ -7420,7 +7763,7 @@ type AnnotateResponse struct {
 
 func (x *AnnotateResponse) Reset() {
 	*x = AnnotateResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[89]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7432,7 +7775,7 @@ func (x *AnnotateResponse) String() string {
 func (*AnnotateResponse) ProtoMessage() {}
 
 func (x *AnnotateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[89]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7445,7 +7788,7 @@ func (x *AnnotateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AnnotateResponse.ProtoReflect.Descriptor instead.
 func (*AnnotateResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{89}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *AnnotateResponse) GetIndex() uint64 {
@@ -7467,7 +7810,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[90]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7479,7 +7822,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[90]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7492,7 +7835,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{90}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *BackupRequest) GetItems() []*BackupRequest_Item {
@@ -7533,7 +7876,7 @@ type BackupResponse struct {
 
 func (x *BackupResponse) Reset() {
 	*x = BackupResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[91]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7545,7 +7888,7 @@ func (x *BackupResponse) String() string {
 func (*BackupResponse) ProtoMessage() {}
 
 func (x *BackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[91]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7558,7 +7901,7 @@ func (x *BackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
 func (*BackupResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{91}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *BackupResponse) GetIndex() uint64 {
@@ -7584,7 +7927,7 @@ type GetPayloadRequest struct {
 
 func (x *GetPayloadRequest) Reset() {
 	*x = GetPayloadRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[92]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7596,7 +7939,7 @@ func (x *GetPayloadRequest) String() string {
 func (*GetPayloadRequest) ProtoMessage() {}
 
 func (x *GetPayloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[92]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7609,7 +7952,7 @@ func (x *GetPayloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPayloadRequest.ProtoReflect.Descriptor instead.
 func (*GetPayloadRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{92}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *GetPayloadRequest) GetNodeId() string {
@@ -7629,7 +7972,7 @@ type GetPayloadResponse struct {
 
 func (x *GetPayloadResponse) Reset() {
 	*x = GetPayloadResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[93]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7641,7 +7984,7 @@ func (x *GetPayloadResponse) String() string {
 func (*GetPayloadResponse) ProtoMessage() {}
 
 func (x *GetPayloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[93]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7654,7 +7997,7 @@ func (x *GetPayloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPayloadResponse.ProtoReflect.Descriptor instead.
 func (*GetPayloadResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{93}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *GetPayloadResponse) GetPayload() []byte {
@@ -7688,7 +8031,7 @@ type PruneRequest struct {
 
 func (x *PruneRequest) Reset() {
 	*x = PruneRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[94]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7700,7 +8043,7 @@ func (x *PruneRequest) String() string {
 func (*PruneRequest) ProtoMessage() {}
 
 func (x *PruneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[94]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7713,7 +8056,7 @@ func (x *PruneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneRequest.ProtoReflect.Descriptor instead.
 func (*PruneRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{94}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *PruneRequest) GetNodeId() string {
@@ -7763,7 +8106,7 @@ type PruneResponse struct {
 
 func (x *PruneResponse) Reset() {
 	*x = PruneResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[95]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7775,7 +8118,7 @@ func (x *PruneResponse) String() string {
 func (*PruneResponse) ProtoMessage() {}
 
 func (x *PruneResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[95]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7788,7 +8131,7 @@ func (x *PruneResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneResponse.ProtoReflect.Descriptor instead.
 func (*PruneResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{95}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *PruneResponse) GetNodes() int64 {
@@ -7821,7 +8164,7 @@ type PinRequest struct {
 
 func (x *PinRequest) Reset() {
 	*x = PinRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[96]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7833,7 +8176,7 @@ func (x *PinRequest) String() string {
 func (*PinRequest) ProtoMessage() {}
 
 func (x *PinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[96]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7846,7 +8189,7 @@ func (x *PinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinRequest.ProtoReflect.Descriptor instead.
 func (*PinRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{96}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *PinRequest) GetNodeIds() []string {
@@ -7864,7 +8207,7 @@ type PinResponse struct {
 
 func (x *PinResponse) Reset() {
 	*x = PinResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[97]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7876,7 +8219,7 @@ func (x *PinResponse) String() string {
 func (*PinResponse) ProtoMessage() {}
 
 func (x *PinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[97]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7889,7 +8232,7 @@ func (x *PinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinResponse.ProtoReflect.Descriptor instead.
 func (*PinResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{97}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{102}
 }
 
 type UnpinRequest struct {
@@ -7901,7 +8244,7 @@ type UnpinRequest struct {
 
 func (x *UnpinRequest) Reset() {
 	*x = UnpinRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[98]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7913,7 +8256,7 @@ func (x *UnpinRequest) String() string {
 func (*UnpinRequest) ProtoMessage() {}
 
 func (x *UnpinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[98]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7926,7 +8269,7 @@ func (x *UnpinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinRequest.ProtoReflect.Descriptor instead.
 func (*UnpinRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{98}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *UnpinRequest) GetNodeIds() []string {
@@ -7944,7 +8287,7 @@ type UnpinResponse struct {
 
 func (x *UnpinResponse) Reset() {
 	*x = UnpinResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[99]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7956,7 +8299,7 @@ func (x *UnpinResponse) String() string {
 func (*UnpinResponse) ProtoMessage() {}
 
 func (x *UnpinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[99]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7969,7 +8312,7 @@ func (x *UnpinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinResponse.ProtoReflect.Descriptor instead.
 func (*UnpinResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{99}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{104}
 }
 
 type ExportTreeRequest struct {
@@ -7988,7 +8331,7 @@ type ExportTreeRequest struct {
 
 func (x *ExportTreeRequest) Reset() {
 	*x = ExportTreeRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[100]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8000,7 +8343,7 @@ func (x *ExportTreeRequest) String() string {
 func (*ExportTreeRequest) ProtoMessage() {}
 
 func (x *ExportTreeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[100]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8013,7 +8356,7 @@ func (x *ExportTreeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportTreeRequest.ProtoReflect.Descriptor instead.
 func (*ExportTreeRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{100}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *ExportTreeRequest) GetTreeId() string {
@@ -8053,7 +8396,7 @@ type ExportTreeChunk struct {
 
 func (x *ExportTreeChunk) Reset() {
 	*x = ExportTreeChunk{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[101]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8065,7 +8408,7 @@ func (x *ExportTreeChunk) String() string {
 func (*ExportTreeChunk) ProtoMessage() {}
 
 func (x *ExportTreeChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[101]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8078,7 +8421,7 @@ func (x *ExportTreeChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportTreeChunk.ProtoReflect.Descriptor instead.
 func (*ExportTreeChunk) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{101}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *ExportTreeChunk) GetData() []byte {
@@ -8101,7 +8444,7 @@ type ImportTreeRequest struct {
 
 func (x *ImportTreeRequest) Reset() {
 	*x = ImportTreeRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[102]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8113,7 +8456,7 @@ func (x *ImportTreeRequest) String() string {
 func (*ImportTreeRequest) ProtoMessage() {}
 
 func (x *ImportTreeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[102]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8126,7 +8469,7 @@ func (x *ImportTreeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTreeRequest.ProtoReflect.Descriptor instead.
 func (*ImportTreeRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{102}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *ImportTreeRequest) GetPart() isImportTreeRequest_Part {
@@ -8185,7 +8528,7 @@ type ImportTreeStart struct {
 
 func (x *ImportTreeStart) Reset() {
 	*x = ImportTreeStart{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[103]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8197,7 +8540,7 @@ func (x *ImportTreeStart) String() string {
 func (*ImportTreeStart) ProtoMessage() {}
 
 func (x *ImportTreeStart) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[103]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8210,7 +8553,7 @@ func (x *ImportTreeStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTreeStart.ProtoReflect.Descriptor instead.
 func (*ImportTreeStart) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{103}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *ImportTreeStart) GetNewIds() bool {
@@ -8256,7 +8599,7 @@ type ImportTreeResponse struct {
 
 func (x *ImportTreeResponse) Reset() {
 	*x = ImportTreeResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[104]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8268,7 +8611,7 @@ func (x *ImportTreeResponse) String() string {
 func (*ImportTreeResponse) ProtoMessage() {}
 
 func (x *ImportTreeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[104]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8281,7 +8624,7 @@ func (x *ImportTreeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTreeResponse.ProtoReflect.Descriptor instead.
 func (*ImportTreeResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{104}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *ImportTreeResponse) GetTree() *Tree {
@@ -8341,7 +8684,7 @@ type ArchiveHeader struct {
 
 func (x *ArchiveHeader) Reset() {
 	*x = ArchiveHeader{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[105]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8353,7 +8696,7 @@ func (x *ArchiveHeader) String() string {
 func (*ArchiveHeader) ProtoMessage() {}
 
 func (x *ArchiveHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[105]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8366,7 +8709,7 @@ func (x *ArchiveHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveHeader.ProtoReflect.Descriptor instead.
 func (*ArchiveHeader) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{105}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *ArchiveHeader) GetFormat() int32 {
@@ -8464,7 +8807,7 @@ type ArchiveProcess struct {
 
 func (x *ArchiveProcess) Reset() {
 	*x = ArchiveProcess{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[106]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8476,7 +8819,7 @@ func (x *ArchiveProcess) String() string {
 func (*ArchiveProcess) ProtoMessage() {}
 
 func (x *ArchiveProcess) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[106]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8489,7 +8832,7 @@ func (x *ArchiveProcess) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveProcess.ProtoReflect.Descriptor instead.
 func (*ArchiveProcess) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{106}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *ArchiveProcess) GetId() string {
@@ -8560,7 +8903,7 @@ type ArchiveNode struct {
 
 func (x *ArchiveNode) Reset() {
 	*x = ArchiveNode{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[107]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8572,7 +8915,7 @@ func (x *ArchiveNode) String() string {
 func (*ArchiveNode) ProtoMessage() {}
 
 func (x *ArchiveNode) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[107]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8585,7 +8928,7 @@ func (x *ArchiveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveNode.ProtoReflect.Descriptor instead.
 func (*ArchiveNode) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{107}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *ArchiveNode) GetNode() *Node {
@@ -8630,7 +8973,7 @@ type ArchiveCheckpoint struct {
 
 func (x *ArchiveCheckpoint) Reset() {
 	*x = ArchiveCheckpoint{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[108]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8642,7 +8985,7 @@ func (x *ArchiveCheckpoint) String() string {
 func (*ArchiveCheckpoint) ProtoMessage() {}
 
 func (x *ArchiveCheckpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[108]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8655,7 +8998,7 @@ func (x *ArchiveCheckpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveCheckpoint.ProtoReflect.Descriptor instead.
 func (*ArchiveCheckpoint) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{108}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *ArchiveCheckpoint) GetId() string {
@@ -8757,7 +9100,7 @@ type ArchiveEntry struct {
 
 func (x *ArchiveEntry) Reset() {
 	*x = ArchiveEntry{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[109]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8769,7 +9112,7 @@ func (x *ArchiveEntry) String() string {
 func (*ArchiveEntry) ProtoMessage() {}
 
 func (x *ArchiveEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[109]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8782,7 +9125,7 @@ func (x *ArchiveEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveEntry.ProtoReflect.Descriptor instead.
 func (*ArchiveEntry) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{109}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *ArchiveEntry) GetPath() []byte {
@@ -8888,7 +9231,7 @@ type ArchiveFile struct {
 
 func (x *ArchiveFile) Reset() {
 	*x = ArchiveFile{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[110]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8900,7 +9243,7 @@ func (x *ArchiveFile) String() string {
 func (*ArchiveFile) ProtoMessage() {}
 
 func (x *ArchiveFile) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[110]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8913,7 +9256,7 @@ func (x *ArchiveFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveFile.ProtoReflect.Descriptor instead.
 func (*ArchiveFile) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{110}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *ArchiveFile) GetProcessId() string {
@@ -8948,7 +9291,7 @@ type ArchiveData struct {
 
 func (x *ArchiveData) Reset() {
 	*x = ArchiveData{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[111]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8960,7 +9303,7 @@ func (x *ArchiveData) String() string {
 func (*ArchiveData) ProtoMessage() {}
 
 func (x *ArchiveData) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[111]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8973,7 +9316,7 @@ func (x *ArchiveData) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveData.ProtoReflect.Descriptor instead.
 func (*ArchiveData) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{111}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *ArchiveData) GetOffset() int64 {
@@ -9000,7 +9343,7 @@ type ArchiveEnd struct {
 
 func (x *ArchiveEnd) Reset() {
 	*x = ArchiveEnd{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[112]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9012,7 +9355,7 @@ func (x *ArchiveEnd) String() string {
 func (*ArchiveEnd) ProtoMessage() {}
 
 func (x *ArchiveEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[112]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9025,7 +9368,7 @@ func (x *ArchiveEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveEnd.ProtoReflect.Descriptor instead.
 func (*ArchiveEnd) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{112}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *ArchiveEnd) GetSha256() []byte {
@@ -9052,7 +9395,7 @@ type ExportStatsRequest struct {
 
 func (x *ExportStatsRequest) Reset() {
 	*x = ExportStatsRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[113]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9064,7 +9407,7 @@ func (x *ExportStatsRequest) String() string {
 func (*ExportStatsRequest) ProtoMessage() {}
 
 func (x *ExportStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[113]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9077,7 +9420,7 @@ func (x *ExportStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportStatsRequest.ProtoReflect.Descriptor instead.
 func (*ExportStatsRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{113}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *ExportStatsRequest) GetTable() string {
@@ -9124,7 +9467,7 @@ type ExportStatsChunk struct {
 
 func (x *ExportStatsChunk) Reset() {
 	*x = ExportStatsChunk{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[114]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9136,7 +9479,7 @@ func (x *ExportStatsChunk) String() string {
 func (*ExportStatsChunk) ProtoMessage() {}
 
 func (x *ExportStatsChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[114]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9149,7 +9492,7 @@ func (x *ExportStatsChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportStatsChunk.ProtoReflect.Descriptor instead.
 func (*ExportStatsChunk) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{114}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *ExportStatsChunk) GetData() []byte {
@@ -9167,7 +9510,7 @@ type ListTablesRequest struct {
 
 func (x *ListTablesRequest) Reset() {
 	*x = ListTablesRequest{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[115]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9179,7 +9522,7 @@ func (x *ListTablesRequest) String() string {
 func (*ListTablesRequest) ProtoMessage() {}
 
 func (x *ListTablesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[115]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9192,7 +9535,7 @@ func (x *ListTablesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTablesRequest.ProtoReflect.Descriptor instead.
 func (*ListTablesRequest) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{115}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{120}
 }
 
 type Table struct {
@@ -9208,7 +9551,7 @@ type Table struct {
 
 func (x *Table) Reset() {
 	*x = Table{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[116]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9220,7 +9563,7 @@ func (x *Table) String() string {
 func (*Table) ProtoMessage() {}
 
 func (x *Table) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[116]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9233,7 +9576,7 @@ func (x *Table) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Table.ProtoReflect.Descriptor instead.
 func (*Table) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{116}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *Table) GetName() string {
@@ -9275,7 +9618,7 @@ type Column struct {
 
 func (x *Column) Reset() {
 	*x = Column{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[117]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9287,7 +9630,7 @@ func (x *Column) String() string {
 func (*Column) ProtoMessage() {}
 
 func (x *Column) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[117]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9300,7 +9643,7 @@ func (x *Column) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Column.ProtoReflect.Descriptor instead.
 func (*Column) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{117}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *Column) GetName() string {
@@ -9333,7 +9676,7 @@ type ListTablesResponse struct {
 
 func (x *ListTablesResponse) Reset() {
 	*x = ListTablesResponse{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[118]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9345,7 +9688,7 @@ func (x *ListTablesResponse) String() string {
 func (*ListTablesResponse) ProtoMessage() {}
 
 func (x *ListTablesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[118]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9358,7 +9701,7 @@ func (x *ListTablesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTablesResponse.ProtoReflect.Descriptor instead.
 func (*ListTablesResponse) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{118}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *ListTablesResponse) GetTables() []*Table {
@@ -9385,7 +9728,7 @@ type ForkRequest_Want struct {
 
 func (x *ForkRequest_Want) Reset() {
 	*x = ForkRequest_Want{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[132]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9397,7 +9740,7 @@ func (x *ForkRequest_Want) String() string {
 func (*ForkRequest_Want) ProtoMessage() {}
 
 func (x *ForkRequest_Want) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[132]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9410,7 +9753,7 @@ func (x *ForkRequest_Want) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForkRequest_Want.ProtoReflect.Descriptor instead.
 func (*ForkRequest_Want) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{66, 0}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{68, 0}
 }
 
 func (x *ForkRequest_Want) GetFrom() isForkRequest_Want_From {
@@ -9471,7 +9814,7 @@ type BackupRequest_Item struct {
 
 func (x *BackupRequest_Item) Reset() {
 	*x = BackupRequest_Item{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[139]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9483,7 +9826,7 @@ func (x *BackupRequest_Item) String() string {
 func (*BackupRequest_Item) ProtoMessage() {}
 
 func (x *BackupRequest_Item) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[139]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9496,7 +9839,7 @@ func (x *BackupRequest_Item) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest_Item.ProtoReflect.Descriptor instead.
 func (*BackupRequest_Item) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{90, 0}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{95, 0}
 }
 
 func (x *BackupRequest_Item) GetNodeId() string {
@@ -9523,7 +9866,7 @@ type ArchiveEntry_Attribute struct {
 
 func (x *ArchiveEntry_Attribute) Reset() {
 	*x = ArchiveEntry_Attribute{}
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[140]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9535,7 +9878,7 @@ func (x *ArchiveEntry_Attribute) String() string {
 func (*ArchiveEntry_Attribute) ProtoMessage() {}
 
 func (x *ArchiveEntry_Attribute) ProtoReflect() protoreflect.Message {
-	mi := &file_boxwood_v1_boxwood_proto_msgTypes[140]
+	mi := &file_boxwood_v1_boxwood_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9548,7 +9891,7 @@ func (x *ArchiveEntry_Attribute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArchiveEntry_Attribute.ProtoReflect.Descriptor instead.
 func (*ArchiveEntry_Attribute) Descriptor() ([]byte, []int) {
-	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{109, 0}
+	return file_boxwood_v1_boxwood_proto_rawDescGZIP(), []int{114, 0}
 }
 
 func (x *ArchiveEntry_Attribute) GetName() string {
@@ -10022,6 +10365,16 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\asession\x18\x02 \x01(\tR\asession\"4\n" +
 	"\x11InterruptResponse\x12\x1f\n" +
 	"\vwas_running\x18\x01 \x01(\bR\n" +
+	"wasRunning\"\x82\x01\n" +
+	"\vTypeRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x18\n" +
+	"\asession\x18\x02 \x01(\tR\asession\x12\x12\n" +
+	"\x04keys\x18\x03 \x01(\fR\x04keys\x12\x12\n" +
+	"\x04rows\x18\x04 \x01(\x05R\x04rows\x12\x12\n" +
+	"\x04cols\x18\x05 \x01(\x05R\x04cols\"/\n" +
+	"\fTypeResponse\x12\x1f\n" +
+	"\vwas_running\x18\x01 \x01(\bR\n" +
 	"wasRunning\"2\n" +
 	"\x11CancelTurnRequest\x12\x1d\n" +
 	"\n" +
@@ -10170,7 +10523,28 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\")\n" +
 	"\x0eGetNodeRequest\x12\x17\n" +
-	"\anode_id\x18\x01 \x01(\tR\x06nodeId\"\x94\x03\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\"(\n" +
+	"\vDiffRequest\x12\x19\n" +
+	"\bnode_ids\x18\x01 \x03(\tR\anodeIds\"t\n" +
+	"\x0eFileDifference\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\fR\x04path\x12'\n" +
+	"\x03was\x18\x02 \x01(\v2\x15.boxwood.v1.FileStateR\x03was\x12%\n" +
+	"\x02is\x18\x03 \x01(\v2\x15.boxwood.v1.FileStateR\x02is\"\xb7\x02\n" +
+	"\tFileState\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04mode\x18\x02 \x01(\rR\x04mode\x12\x10\n" +
+	"\x03uid\x18\x03 \x01(\rR\x03uid\x12\x10\n" +
+	"\x03gid\x18\x04 \x01(\rR\x03gid\x12\x14\n" +
+	"\x05mtime\x18\x05 \x01(\x03R\x05mtime\x12\x12\n" +
+	"\x04size\x18\x06 \x01(\x03R\x04size\x12\x16\n" +
+	"\x06sha256\x18\a \x01(\tR\x06sha256\x12\x16\n" +
+	"\x06target\x18\b \x01(\fR\x06target\x12E\n" +
+	"\n" +
+	"attributes\x18\t \x03(\v2%.boxwood.v1.FileState.AttributesEntryR\n" +
+	"attributes\x1a=\n" +
+	"\x0fAttributesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value:\x028\x01\"\x94\x03\n" +
 	"\x10ListNodesRequest\x12\x17\n" +
 	"\atree_id\x18\x01 \x01(\tR\x06treeId\x12\x14\n" +
 	"\x05under\x18\x02 \x01(\tR\x05under\x123\n" +
@@ -10415,7 +10789,7 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\fACK_CAPTURED\x10\x01*B\n" +
 	"\vSessionKind\x12\x1c\n" +
 	"\x18SESSION_KIND_UNSPECIFIED\x10\x00\x12\x15\n" +
-	"\x11SESSION_KIND_BASH\x10\x012\x89\x18\n" +
+	"\x11SESSION_KIND_BASH\x10\x012\x83\x19\n" +
 	"\aBoxwood\x12B\n" +
 	"\aGetInfo\x12\x1a.boxwood.v1.GetInfoRequest\x1a\x1b.boxwood.v1.GetInfoResponse\x12M\n" +
 	"\vImportImage\x12\x1e.boxwood.v1.ImportImageRequest\x1a\x1c.boxwood.v1.ImportImageEvent0\x01\x12K\n" +
@@ -10436,7 +10810,8 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\vOpenSession\x12\x1e.boxwood.v1.OpenSessionRequest\x1a\x1f.boxwood.v1.OpenSessionResponse\x12Q\n" +
 	"\fCloseSession\x12\x1f.boxwood.v1.CloseSessionRequest\x1a .boxwood.v1.CloseSessionResponse\x12Q\n" +
 	"\fListSessions\x12\x1f.boxwood.v1.ListSessionsRequest\x1a .boxwood.v1.ListSessionsResponse\x12H\n" +
-	"\tInterrupt\x12\x1c.boxwood.v1.InterruptRequest\x1a\x1d.boxwood.v1.InterruptResponse\x12K\n" +
+	"\tInterrupt\x12\x1c.boxwood.v1.InterruptRequest\x1a\x1d.boxwood.v1.InterruptResponse\x129\n" +
+	"\x04Type\x12\x17.boxwood.v1.TypeRequest\x1a\x18.boxwood.v1.TypeResponse\x12K\n" +
 	"\n" +
 	"CancelTurn\x12\x1d.boxwood.v1.CancelTurnRequest\x1a\x1e.boxwood.v1.CancelTurnResponse\x12E\n" +
 	"\bReadFile\x12\x1b.boxwood.v1.ReadFileRequest\x1a\x1c.boxwood.v1.ReadFileResponse\x12H\n" +
@@ -10451,6 +10826,7 @@ const file_boxwood_v1_boxwood_proto_rawDesc = "" +
 	"\fWaitCaptured\x12\x1f.boxwood.v1.WaitCapturedRequest\x1a .boxwood.v1.WaitCapturedResponse\x12E\n" +
 	"\bEvaluate\x12\x1b.boxwood.v1.EvaluateRequest\x1a\x1c.boxwood.v1.EvaluateResponse\x127\n" +
 	"\aGetNode\x12\x1a.boxwood.v1.GetNodeRequest\x1a\x10.boxwood.v1.Node\x12=\n" +
+	"\x04Diff\x12\x17.boxwood.v1.DiffRequest\x1a\x1a.boxwood.v1.FileDifference0\x01\x12=\n" +
 	"\tListNodes\x12\x1c.boxwood.v1.ListNodesRequest\x1a\x10.boxwood.v1.Node0\x01\x12B\n" +
 	"\tWatchTree\x12\x1c.boxwood.v1.WatchTreeRequest\x1a\x15.boxwood.v1.TreeEvent0\x01\x12E\n" +
 	"\bAnnotate\x12\x1b.boxwood.v1.AnnotateRequest\x1a\x1c.boxwood.v1.AnnotateResponse\x12?\n" +
@@ -10481,7 +10857,7 @@ func file_boxwood_v1_boxwood_proto_rawDescGZIP() []byte {
 }
 
 var file_boxwood_v1_boxwood_proto_enumTypes = make([]protoimpl.EnumInfo, 12)
-var file_boxwood_v1_boxwood_proto_msgTypes = make([]protoimpl.MessageInfo, 141)
+var file_boxwood_v1_boxwood_proto_msgTypes = make([]protoimpl.MessageInfo, 147)
 var file_boxwood_v1_boxwood_proto_goTypes = []any{
 	(Verdict)(0),                   // 0: boxwood.v1.Verdict
 	(CaptureStatus)(0),             // 1: boxwood.v1.CaptureStatus
@@ -10550,92 +10926,98 @@ var file_boxwood_v1_boxwood_proto_goTypes = []any{
 	(*ListSessionsResponse)(nil),   // 64: boxwood.v1.ListSessionsResponse
 	(*InterruptRequest)(nil),       // 65: boxwood.v1.InterruptRequest
 	(*InterruptResponse)(nil),      // 66: boxwood.v1.InterruptResponse
-	(*CancelTurnRequest)(nil),      // 67: boxwood.v1.CancelTurnRequest
-	(*CancelTurnResponse)(nil),     // 68: boxwood.v1.CancelTurnResponse
-	(*ReadFileRequest)(nil),        // 69: boxwood.v1.ReadFileRequest
-	(*ReadFileResponse)(nil),       // 70: boxwood.v1.ReadFileResponse
-	(*WriteFileRequest)(nil),       // 71: boxwood.v1.WriteFileRequest
-	(*WriteFileResponse)(nil),      // 72: boxwood.v1.WriteFileResponse
-	(*UploadRequest)(nil),          // 73: boxwood.v1.UploadRequest
-	(*UploadStart)(nil),            // 74: boxwood.v1.UploadStart
-	(*UploadResponse)(nil),         // 75: boxwood.v1.UploadResponse
-	(*DownloadRequest)(nil),        // 76: boxwood.v1.DownloadRequest
-	(*DownloadResponse)(nil),       // 77: boxwood.v1.DownloadResponse
-	(*ForkRequest)(nil),            // 78: boxwood.v1.ForkRequest
-	(*ForkResult)(nil),             // 79: boxwood.v1.ForkResult
-	(*ReplayedTurn)(nil),           // 80: boxwood.v1.ReplayedTurn
-	(*ForkResults)(nil),            // 81: boxwood.v1.ForkResults
-	(*RollbackRequest)(nil),        // 82: boxwood.v1.RollbackRequest
-	(*RollbackResponse)(nil),       // 83: boxwood.v1.RollbackResponse
-	(*ReleaseRequest)(nil),         // 84: boxwood.v1.ReleaseRequest
-	(*ReleaseResponse)(nil),        // 85: boxwood.v1.ReleaseResponse
-	(*RenewRequest)(nil),           // 86: boxwood.v1.RenewRequest
-	(*RenewResponse)(nil),          // 87: boxwood.v1.RenewResponse
-	(*ListSandboxesRequest)(nil),   // 88: boxwood.v1.ListSandboxesRequest
-	(*ListSandboxesResponse)(nil),  // 89: boxwood.v1.ListSandboxesResponse
-	(*WaitCapturedRequest)(nil),    // 90: boxwood.v1.WaitCapturedRequest
-	(*WaitCapturedResponse)(nil),   // 91: boxwood.v1.WaitCapturedResponse
-	(*EvaluateRequest)(nil),        // 92: boxwood.v1.EvaluateRequest
-	(*Grader)(nil),                 // 93: boxwood.v1.Grader
-	(*EvaluateResponse)(nil),       // 94: boxwood.v1.EvaluateResponse
-	(*GetNodeRequest)(nil),         // 95: boxwood.v1.GetNodeRequest
-	(*ListNodesRequest)(nil),       // 96: boxwood.v1.ListNodesRequest
-	(*WatchTreeRequest)(nil),       // 97: boxwood.v1.WatchTreeRequest
-	(*TreeEvent)(nil),              // 98: boxwood.v1.TreeEvent
-	(*NodeAnnotation)(nil),         // 99: boxwood.v1.NodeAnnotation
-	(*AnnotateRequest)(nil),        // 100: boxwood.v1.AnnotateRequest
-	(*AnnotateResponse)(nil),       // 101: boxwood.v1.AnnotateResponse
-	(*BackupRequest)(nil),          // 102: boxwood.v1.BackupRequest
-	(*BackupResponse)(nil),         // 103: boxwood.v1.BackupResponse
-	(*GetPayloadRequest)(nil),      // 104: boxwood.v1.GetPayloadRequest
-	(*GetPayloadResponse)(nil),     // 105: boxwood.v1.GetPayloadResponse
-	(*PruneRequest)(nil),           // 106: boxwood.v1.PruneRequest
-	(*PruneResponse)(nil),          // 107: boxwood.v1.PruneResponse
-	(*PinRequest)(nil),             // 108: boxwood.v1.PinRequest
-	(*PinResponse)(nil),            // 109: boxwood.v1.PinResponse
-	(*UnpinRequest)(nil),           // 110: boxwood.v1.UnpinRequest
-	(*UnpinResponse)(nil),          // 111: boxwood.v1.UnpinResponse
-	(*ExportTreeRequest)(nil),      // 112: boxwood.v1.ExportTreeRequest
-	(*ExportTreeChunk)(nil),        // 113: boxwood.v1.ExportTreeChunk
-	(*ImportTreeRequest)(nil),      // 114: boxwood.v1.ImportTreeRequest
-	(*ImportTreeStart)(nil),        // 115: boxwood.v1.ImportTreeStart
-	(*ImportTreeResponse)(nil),     // 116: boxwood.v1.ImportTreeResponse
-	(*ArchiveHeader)(nil),          // 117: boxwood.v1.ArchiveHeader
-	(*ArchiveProcess)(nil),         // 118: boxwood.v1.ArchiveProcess
-	(*ArchiveNode)(nil),            // 119: boxwood.v1.ArchiveNode
-	(*ArchiveCheckpoint)(nil),      // 120: boxwood.v1.ArchiveCheckpoint
-	(*ArchiveEntry)(nil),           // 121: boxwood.v1.ArchiveEntry
-	(*ArchiveFile)(nil),            // 122: boxwood.v1.ArchiveFile
-	(*ArchiveData)(nil),            // 123: boxwood.v1.ArchiveData
-	(*ArchiveEnd)(nil),             // 124: boxwood.v1.ArchiveEnd
-	(*ExportStatsRequest)(nil),     // 125: boxwood.v1.ExportStatsRequest
-	(*ExportStatsChunk)(nil),       // 126: boxwood.v1.ExportStatsChunk
-	(*ListTablesRequest)(nil),      // 127: boxwood.v1.ListTablesRequest
-	(*Table)(nil),                  // 128: boxwood.v1.Table
-	(*Column)(nil),                 // 129: boxwood.v1.Column
-	(*ListTablesResponse)(nil),     // 130: boxwood.v1.ListTablesResponse
-	nil,                            // 131: boxwood.v1.Node.RewardsEntry
-	nil,                            // 132: boxwood.v1.Node.LabelsEntry
-	nil,                            // 133: boxwood.v1.Sandbox.LabelsEntry
-	nil,                            // 134: boxwood.v1.Tree.LabelsEntry
-	nil,                            // 135: boxwood.v1.Image.EnvEntry
-	nil,                            // 136: boxwood.v1.Defaults.EnvEntry
-	nil,                            // 137: boxwood.v1.CreateTreeRequest.LabelsEntry
-	nil,                            // 138: boxwood.v1.ListTreesRequest.LabelsEntry
-	nil,                            // 139: boxwood.v1.Command.EnvEntry
-	nil,                            // 140: boxwood.v1.Command.SecretEnvEntry
-	nil,                            // 141: boxwood.v1.NodeInput.LabelsEntry
-	nil,                            // 142: boxwood.v1.OpenSessionRequest.EnvEntry
-	nil,                            // 143: boxwood.v1.OpenSessionRequest.SecretEnvEntry
-	(*ForkRequest_Want)(nil),       // 144: boxwood.v1.ForkRequest.Want
-	nil,                            // 145: boxwood.v1.ForkRequest.LabelsEntry
-	nil,                            // 146: boxwood.v1.ForkRequest.SecretEnvEntry
-	nil,                            // 147: boxwood.v1.EvaluateResponse.RewardsEntry
-	nil,                            // 148: boxwood.v1.ListNodesRequest.LabelsEntry
-	nil,                            // 149: boxwood.v1.NodeAnnotation.RewardsEntry
-	nil,                            // 150: boxwood.v1.NodeAnnotation.LabelsEntry
-	(*BackupRequest_Item)(nil),     // 151: boxwood.v1.BackupRequest.Item
-	(*ArchiveEntry_Attribute)(nil), // 152: boxwood.v1.ArchiveEntry.Attribute
+	(*TypeRequest)(nil),            // 67: boxwood.v1.TypeRequest
+	(*TypeResponse)(nil),           // 68: boxwood.v1.TypeResponse
+	(*CancelTurnRequest)(nil),      // 69: boxwood.v1.CancelTurnRequest
+	(*CancelTurnResponse)(nil),     // 70: boxwood.v1.CancelTurnResponse
+	(*ReadFileRequest)(nil),        // 71: boxwood.v1.ReadFileRequest
+	(*ReadFileResponse)(nil),       // 72: boxwood.v1.ReadFileResponse
+	(*WriteFileRequest)(nil),       // 73: boxwood.v1.WriteFileRequest
+	(*WriteFileResponse)(nil),      // 74: boxwood.v1.WriteFileResponse
+	(*UploadRequest)(nil),          // 75: boxwood.v1.UploadRequest
+	(*UploadStart)(nil),            // 76: boxwood.v1.UploadStart
+	(*UploadResponse)(nil),         // 77: boxwood.v1.UploadResponse
+	(*DownloadRequest)(nil),        // 78: boxwood.v1.DownloadRequest
+	(*DownloadResponse)(nil),       // 79: boxwood.v1.DownloadResponse
+	(*ForkRequest)(nil),            // 80: boxwood.v1.ForkRequest
+	(*ForkResult)(nil),             // 81: boxwood.v1.ForkResult
+	(*ReplayedTurn)(nil),           // 82: boxwood.v1.ReplayedTurn
+	(*ForkResults)(nil),            // 83: boxwood.v1.ForkResults
+	(*RollbackRequest)(nil),        // 84: boxwood.v1.RollbackRequest
+	(*RollbackResponse)(nil),       // 85: boxwood.v1.RollbackResponse
+	(*ReleaseRequest)(nil),         // 86: boxwood.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),        // 87: boxwood.v1.ReleaseResponse
+	(*RenewRequest)(nil),           // 88: boxwood.v1.RenewRequest
+	(*RenewResponse)(nil),          // 89: boxwood.v1.RenewResponse
+	(*ListSandboxesRequest)(nil),   // 90: boxwood.v1.ListSandboxesRequest
+	(*ListSandboxesResponse)(nil),  // 91: boxwood.v1.ListSandboxesResponse
+	(*WaitCapturedRequest)(nil),    // 92: boxwood.v1.WaitCapturedRequest
+	(*WaitCapturedResponse)(nil),   // 93: boxwood.v1.WaitCapturedResponse
+	(*EvaluateRequest)(nil),        // 94: boxwood.v1.EvaluateRequest
+	(*Grader)(nil),                 // 95: boxwood.v1.Grader
+	(*EvaluateResponse)(nil),       // 96: boxwood.v1.EvaluateResponse
+	(*GetNodeRequest)(nil),         // 97: boxwood.v1.GetNodeRequest
+	(*DiffRequest)(nil),            // 98: boxwood.v1.DiffRequest
+	(*FileDifference)(nil),         // 99: boxwood.v1.FileDifference
+	(*FileState)(nil),              // 100: boxwood.v1.FileState
+	(*ListNodesRequest)(nil),       // 101: boxwood.v1.ListNodesRequest
+	(*WatchTreeRequest)(nil),       // 102: boxwood.v1.WatchTreeRequest
+	(*TreeEvent)(nil),              // 103: boxwood.v1.TreeEvent
+	(*NodeAnnotation)(nil),         // 104: boxwood.v1.NodeAnnotation
+	(*AnnotateRequest)(nil),        // 105: boxwood.v1.AnnotateRequest
+	(*AnnotateResponse)(nil),       // 106: boxwood.v1.AnnotateResponse
+	(*BackupRequest)(nil),          // 107: boxwood.v1.BackupRequest
+	(*BackupResponse)(nil),         // 108: boxwood.v1.BackupResponse
+	(*GetPayloadRequest)(nil),      // 109: boxwood.v1.GetPayloadRequest
+	(*GetPayloadResponse)(nil),     // 110: boxwood.v1.GetPayloadResponse
+	(*PruneRequest)(nil),           // 111: boxwood.v1.PruneRequest
+	(*PruneResponse)(nil),          // 112: boxwood.v1.PruneResponse
+	(*PinRequest)(nil),             // 113: boxwood.v1.PinRequest
+	(*PinResponse)(nil),            // 114: boxwood.v1.PinResponse
+	(*UnpinRequest)(nil),           // 115: boxwood.v1.UnpinRequest
+	(*UnpinResponse)(nil),          // 116: boxwood.v1.UnpinResponse
+	(*ExportTreeRequest)(nil),      // 117: boxwood.v1.ExportTreeRequest
+	(*ExportTreeChunk)(nil),        // 118: boxwood.v1.ExportTreeChunk
+	(*ImportTreeRequest)(nil),      // 119: boxwood.v1.ImportTreeRequest
+	(*ImportTreeStart)(nil),        // 120: boxwood.v1.ImportTreeStart
+	(*ImportTreeResponse)(nil),     // 121: boxwood.v1.ImportTreeResponse
+	(*ArchiveHeader)(nil),          // 122: boxwood.v1.ArchiveHeader
+	(*ArchiveProcess)(nil),         // 123: boxwood.v1.ArchiveProcess
+	(*ArchiveNode)(nil),            // 124: boxwood.v1.ArchiveNode
+	(*ArchiveCheckpoint)(nil),      // 125: boxwood.v1.ArchiveCheckpoint
+	(*ArchiveEntry)(nil),           // 126: boxwood.v1.ArchiveEntry
+	(*ArchiveFile)(nil),            // 127: boxwood.v1.ArchiveFile
+	(*ArchiveData)(nil),            // 128: boxwood.v1.ArchiveData
+	(*ArchiveEnd)(nil),             // 129: boxwood.v1.ArchiveEnd
+	(*ExportStatsRequest)(nil),     // 130: boxwood.v1.ExportStatsRequest
+	(*ExportStatsChunk)(nil),       // 131: boxwood.v1.ExportStatsChunk
+	(*ListTablesRequest)(nil),      // 132: boxwood.v1.ListTablesRequest
+	(*Table)(nil),                  // 133: boxwood.v1.Table
+	(*Column)(nil),                 // 134: boxwood.v1.Column
+	(*ListTablesResponse)(nil),     // 135: boxwood.v1.ListTablesResponse
+	nil,                            // 136: boxwood.v1.Node.RewardsEntry
+	nil,                            // 137: boxwood.v1.Node.LabelsEntry
+	nil,                            // 138: boxwood.v1.Sandbox.LabelsEntry
+	nil,                            // 139: boxwood.v1.Tree.LabelsEntry
+	nil,                            // 140: boxwood.v1.Image.EnvEntry
+	nil,                            // 141: boxwood.v1.Defaults.EnvEntry
+	nil,                            // 142: boxwood.v1.CreateTreeRequest.LabelsEntry
+	nil,                            // 143: boxwood.v1.ListTreesRequest.LabelsEntry
+	nil,                            // 144: boxwood.v1.Command.EnvEntry
+	nil,                            // 145: boxwood.v1.Command.SecretEnvEntry
+	nil,                            // 146: boxwood.v1.NodeInput.LabelsEntry
+	nil,                            // 147: boxwood.v1.OpenSessionRequest.EnvEntry
+	nil,                            // 148: boxwood.v1.OpenSessionRequest.SecretEnvEntry
+	(*ForkRequest_Want)(nil),       // 149: boxwood.v1.ForkRequest.Want
+	nil,                            // 150: boxwood.v1.ForkRequest.LabelsEntry
+	nil,                            // 151: boxwood.v1.ForkRequest.SecretEnvEntry
+	nil,                            // 152: boxwood.v1.EvaluateResponse.RewardsEntry
+	nil,                            // 153: boxwood.v1.FileState.AttributesEntry
+	nil,                            // 154: boxwood.v1.ListNodesRequest.LabelsEntry
+	nil,                            // 155: boxwood.v1.NodeAnnotation.RewardsEntry
+	nil,                            // 156: boxwood.v1.NodeAnnotation.LabelsEntry
+	(*BackupRequest_Item)(nil),     // 157: boxwood.v1.BackupRequest.Item
+	(*ArchiveEntry_Attribute)(nil), // 158: boxwood.v1.ArchiveEntry.Attribute
 }
 var file_boxwood_v1_boxwood_proto_depIdxs = []int32{
 	7,   // 0: boxwood.v1.Error.origin:type_name -> boxwood.v1.Error.Origin
@@ -10647,11 +11029,11 @@ var file_boxwood_v1_boxwood_proto_depIdxs = []int32{
 	13,  // 6: boxwood.v1.Node.effects:type_name -> boxwood.v1.Effect
 	2,   // 7: boxwood.v1.Node.process_kind:type_name -> boxwood.v1.ProcessKind
 	1,   // 8: boxwood.v1.Node.capture:type_name -> boxwood.v1.CaptureStatus
-	131, // 9: boxwood.v1.Node.rewards:type_name -> boxwood.v1.Node.RewardsEntry
-	132, // 10: boxwood.v1.Node.labels:type_name -> boxwood.v1.Node.LabelsEntry
-	133, // 11: boxwood.v1.Sandbox.labels:type_name -> boxwood.v1.Sandbox.LabelsEntry
-	134, // 12: boxwood.v1.Tree.labels:type_name -> boxwood.v1.Tree.LabelsEntry
-	135, // 13: boxwood.v1.Image.env:type_name -> boxwood.v1.Image.EnvEntry
+	136, // 9: boxwood.v1.Node.rewards:type_name -> boxwood.v1.Node.RewardsEntry
+	137, // 10: boxwood.v1.Node.labels:type_name -> boxwood.v1.Node.LabelsEntry
+	138, // 11: boxwood.v1.Sandbox.labels:type_name -> boxwood.v1.Sandbox.LabelsEntry
+	139, // 12: boxwood.v1.Tree.labels:type_name -> boxwood.v1.Tree.LabelsEntry
+	140, // 13: boxwood.v1.Image.env:type_name -> boxwood.v1.Image.EnvEntry
 	9,   // 14: boxwood.v1.Capability.state:type_name -> boxwood.v1.Capability.State
 	22,  // 15: boxwood.v1.GetInfoResponse.capabilities:type_name -> boxwood.v1.Capability
 	17,  // 16: boxwood.v1.GetInfoResponse.default_limits:type_name -> boxwood.v1.Limits
@@ -10660,25 +11042,25 @@ var file_boxwood_v1_boxwood_proto_depIdxs = []int32{
 	20,  // 19: boxwood.v1.ImportImageEvent.image:type_name -> boxwood.v1.Image
 	20,  // 20: boxwood.v1.ListImagesResponse.images:type_name -> boxwood.v1.Image
 	33,  // 21: boxwood.v1.SetupStep.file:type_name -> boxwood.v1.FileToWrite
-	136, // 22: boxwood.v1.Defaults.env:type_name -> boxwood.v1.Defaults.EnvEntry
+	141, // 22: boxwood.v1.Defaults.env:type_name -> boxwood.v1.Defaults.EnvEntry
 	17,  // 23: boxwood.v1.Defaults.limits:type_name -> boxwood.v1.Limits
 	4,   // 24: boxwood.v1.Defaults.capture_policy:type_name -> boxwood.v1.CapturePolicy
 	32,  // 25: boxwood.v1.CreateTreeRequest.setup:type_name -> boxwood.v1.SetupStep
 	34,  // 26: boxwood.v1.CreateTreeRequest.defaults:type_name -> boxwood.v1.Defaults
-	137, // 27: boxwood.v1.CreateTreeRequest.labels:type_name -> boxwood.v1.CreateTreeRequest.LabelsEntry
+	142, // 27: boxwood.v1.CreateTreeRequest.labels:type_name -> boxwood.v1.CreateTreeRequest.LabelsEntry
 	19,  // 28: boxwood.v1.CreateTreeResponse.tree:type_name -> boxwood.v1.Tree
 	16,  // 29: boxwood.v1.CreateTreeResponse.root:type_name -> boxwood.v1.Node
 	18,  // 30: boxwood.v1.CreateTreeResponse.sandbox:type_name -> boxwood.v1.Sandbox
 	19,  // 31: boxwood.v1.OpenTreeResponse.tree:type_name -> boxwood.v1.Tree
 	18,  // 32: boxwood.v1.OpenRunResponse.adopted:type_name -> boxwood.v1.Sandbox
-	138, // 33: boxwood.v1.ListTreesRequest.labels:type_name -> boxwood.v1.ListTreesRequest.LabelsEntry
+	143, // 33: boxwood.v1.ListTreesRequest.labels:type_name -> boxwood.v1.ListTreesRequest.LabelsEntry
 	19,  // 34: boxwood.v1.ListTreesResponse.trees:type_name -> boxwood.v1.Tree
-	139, // 35: boxwood.v1.Command.env:type_name -> boxwood.v1.Command.EnvEntry
-	140, // 36: boxwood.v1.Command.secret_env:type_name -> boxwood.v1.Command.SecretEnvEntry
+	144, // 35: boxwood.v1.Command.env:type_name -> boxwood.v1.Command.EnvEntry
+	145, // 36: boxwood.v1.Command.secret_env:type_name -> boxwood.v1.Command.SecretEnvEntry
 	47,  // 37: boxwood.v1.RunTurnRequest.command:type_name -> boxwood.v1.Command
 	5,   // 38: boxwood.v1.RunTurnRequest.ack:type_name -> boxwood.v1.Ack
 	49,  // 39: boxwood.v1.RunTurnRequest.node:type_name -> boxwood.v1.NodeInput
-	141, // 40: boxwood.v1.NodeInput.labels:type_name -> boxwood.v1.NodeInput.LabelsEntry
+	146, // 40: boxwood.v1.NodeInput.labels:type_name -> boxwood.v1.NodeInput.LabelsEntry
 	51,  // 41: boxwood.v1.TurnEvent.command:type_name -> boxwood.v1.CommandResult
 	53,  // 42: boxwood.v1.TurnEvent.result:type_name -> boxwood.v1.TurnResult
 	14,  // 43: boxwood.v1.CommandResult.observation:type_name -> boxwood.v1.Observation
@@ -10690,147 +11072,154 @@ var file_boxwood_v1_boxwood_proto_depIdxs = []int32{
 	5,   // 49: boxwood.v1.EndTurnRequest.ack:type_name -> boxwood.v1.Ack
 	6,   // 50: boxwood.v1.Session.kind:type_name -> boxwood.v1.SessionKind
 	6,   // 51: boxwood.v1.OpenSessionRequest.kind:type_name -> boxwood.v1.SessionKind
-	142, // 52: boxwood.v1.OpenSessionRequest.env:type_name -> boxwood.v1.OpenSessionRequest.EnvEntry
-	143, // 53: boxwood.v1.OpenSessionRequest.secret_env:type_name -> boxwood.v1.OpenSessionRequest.SecretEnvEntry
+	147, // 52: boxwood.v1.OpenSessionRequest.env:type_name -> boxwood.v1.OpenSessionRequest.EnvEntry
+	148, // 53: boxwood.v1.OpenSessionRequest.secret_env:type_name -> boxwood.v1.OpenSessionRequest.SecretEnvEntry
 	58,  // 54: boxwood.v1.OpenSessionResponse.session:type_name -> boxwood.v1.Session
 	53,  // 55: boxwood.v1.OpenSessionResponse.result:type_name -> boxwood.v1.TurnResult
 	53,  // 56: boxwood.v1.CloseSessionResponse.result:type_name -> boxwood.v1.TurnResult
 	58,  // 57: boxwood.v1.ListSessionsResponse.sessions:type_name -> boxwood.v1.Session
 	53,  // 58: boxwood.v1.WriteFileResponse.result:type_name -> boxwood.v1.TurnResult
-	74,  // 59: boxwood.v1.UploadRequest.start:type_name -> boxwood.v1.UploadStart
+	76,  // 59: boxwood.v1.UploadRequest.start:type_name -> boxwood.v1.UploadStart
 	53,  // 60: boxwood.v1.UploadResponse.result:type_name -> boxwood.v1.TurnResult
-	144, // 61: boxwood.v1.ForkRequest.wants:type_name -> boxwood.v1.ForkRequest.Want
-	145, // 62: boxwood.v1.ForkRequest.labels:type_name -> boxwood.v1.ForkRequest.LabelsEntry
+	149, // 61: boxwood.v1.ForkRequest.wants:type_name -> boxwood.v1.ForkRequest.Want
+	150, // 62: boxwood.v1.ForkRequest.labels:type_name -> boxwood.v1.ForkRequest.LabelsEntry
 	17,  // 63: boxwood.v1.ForkRequest.limits:type_name -> boxwood.v1.Limits
-	146, // 64: boxwood.v1.ForkRequest.secret_env:type_name -> boxwood.v1.ForkRequest.SecretEnvEntry
+	151, // 64: boxwood.v1.ForkRequest.secret_env:type_name -> boxwood.v1.ForkRequest.SecretEnvEntry
 	18,  // 65: boxwood.v1.ForkResult.sandbox:type_name -> boxwood.v1.Sandbox
 	12,  // 66: boxwood.v1.ForkResult.error:type_name -> boxwood.v1.Error
-	80,  // 67: boxwood.v1.ForkResult.replayed:type_name -> boxwood.v1.ReplayedTurn
-	79,  // 68: boxwood.v1.ForkResults.results:type_name -> boxwood.v1.ForkResult
+	82,  // 67: boxwood.v1.ForkResult.replayed:type_name -> boxwood.v1.ReplayedTurn
+	81,  // 68: boxwood.v1.ForkResults.results:type_name -> boxwood.v1.ForkResult
 	18,  // 69: boxwood.v1.RollbackResponse.sandbox:type_name -> boxwood.v1.Sandbox
 	18,  // 70: boxwood.v1.RenewResponse.sandboxes:type_name -> boxwood.v1.Sandbox
 	18,  // 71: boxwood.v1.ListSandboxesResponse.sandboxes:type_name -> boxwood.v1.Sandbox
 	16,  // 72: boxwood.v1.WaitCapturedResponse.nodes:type_name -> boxwood.v1.Node
-	93,  // 73: boxwood.v1.EvaluateRequest.grader:type_name -> boxwood.v1.Grader
+	95,  // 73: boxwood.v1.EvaluateRequest.grader:type_name -> boxwood.v1.Grader
 	33,  // 74: boxwood.v1.Grader.files:type_name -> boxwood.v1.FileToWrite
 	47,  // 75: boxwood.v1.Grader.command:type_name -> boxwood.v1.Command
 	17,  // 76: boxwood.v1.Grader.limits:type_name -> boxwood.v1.Limits
-	147, // 77: boxwood.v1.EvaluateResponse.rewards:type_name -> boxwood.v1.EvaluateResponse.RewardsEntry
+	152, // 77: boxwood.v1.EvaluateResponse.rewards:type_name -> boxwood.v1.EvaluateResponse.RewardsEntry
 	14,  // 78: boxwood.v1.EvaluateResponse.observation:type_name -> boxwood.v1.Observation
 	3,   // 79: boxwood.v1.EvaluateResponse.status:type_name -> boxwood.v1.TurnStatus
-	1,   // 80: boxwood.v1.ListNodesRequest.capture:type_name -> boxwood.v1.CaptureStatus
-	0,   // 81: boxwood.v1.ListNodesRequest.verdict:type_name -> boxwood.v1.Verdict
-	148, // 82: boxwood.v1.ListNodesRequest.labels:type_name -> boxwood.v1.ListNodesRequest.LabelsEntry
-	16,  // 83: boxwood.v1.TreeEvent.node:type_name -> boxwood.v1.Node
-	19,  // 84: boxwood.v1.TreeEvent.tree:type_name -> boxwood.v1.Tree
-	149, // 85: boxwood.v1.NodeAnnotation.rewards:type_name -> boxwood.v1.NodeAnnotation.RewardsEntry
-	150, // 86: boxwood.v1.NodeAnnotation.labels:type_name -> boxwood.v1.NodeAnnotation.LabelsEntry
-	99,  // 87: boxwood.v1.AnnotateRequest.annotations:type_name -> boxwood.v1.NodeAnnotation
-	151, // 88: boxwood.v1.BackupRequest.items:type_name -> boxwood.v1.BackupRequest.Item
-	10,  // 89: boxwood.v1.BackupRequest.rule:type_name -> boxwood.v1.BackupRequest.Rule
-	115, // 90: boxwood.v1.ImportTreeRequest.start:type_name -> boxwood.v1.ImportTreeStart
-	11,  // 91: boxwood.v1.ImportTreeStart.dumps:type_name -> boxwood.v1.ImportTreeStart.Dumps
-	19,  // 92: boxwood.v1.ImportTreeResponse.tree:type_name -> boxwood.v1.Tree
-	19,  // 93: boxwood.v1.ArchiveHeader.tree:type_name -> boxwood.v1.Tree
-	34,  // 94: boxwood.v1.ArchiveHeader.defaults:type_name -> boxwood.v1.Defaults
-	118, // 95: boxwood.v1.ArchiveHeader.processes:type_name -> boxwood.v1.ArchiveProcess
-	2,   // 96: boxwood.v1.ArchiveProcess.kind:type_name -> boxwood.v1.ProcessKind
-	16,  // 97: boxwood.v1.ArchiveNode.node:type_name -> boxwood.v1.Node
-	52,  // 98: boxwood.v1.ArchiveNode.timings:type_name -> boxwood.v1.Timings
-	152, // 99: boxwood.v1.ArchiveEntry.attributes:type_name -> boxwood.v1.ArchiveEntry.Attribute
-	129, // 100: boxwood.v1.Table.columns:type_name -> boxwood.v1.Column
-	128, // 101: boxwood.v1.ListTablesResponse.tables:type_name -> boxwood.v1.Table
-	21,  // 102: boxwood.v1.Boxwood.GetInfo:input_type -> boxwood.v1.GetInfoRequest
-	26,  // 103: boxwood.v1.Boxwood.ImportImage:input_type -> boxwood.v1.ImportImageRequest
-	28,  // 104: boxwood.v1.Boxwood.ListImages:input_type -> boxwood.v1.ListImagesRequest
-	30,  // 105: boxwood.v1.Boxwood.RemoveImage:input_type -> boxwood.v1.RemoveImageRequest
-	35,  // 106: boxwood.v1.Boxwood.CreateTree:input_type -> boxwood.v1.CreateTreeRequest
-	37,  // 107: boxwood.v1.Boxwood.CloseTree:input_type -> boxwood.v1.CloseTreeRequest
-	39,  // 108: boxwood.v1.Boxwood.OpenTree:input_type -> boxwood.v1.OpenTreeRequest
-	45,  // 109: boxwood.v1.Boxwood.ListTrees:input_type -> boxwood.v1.ListTreesRequest
-	41,  // 110: boxwood.v1.Boxwood.OpenRun:input_type -> boxwood.v1.OpenRunRequest
-	43,  // 111: boxwood.v1.Boxwood.CloseRun:input_type -> boxwood.v1.CloseRunRequest
-	48,  // 112: boxwood.v1.Boxwood.RunTurn:input_type -> boxwood.v1.RunTurnRequest
-	54,  // 113: boxwood.v1.Boxwood.BeginTurn:input_type -> boxwood.v1.BeginTurnRequest
-	56,  // 114: boxwood.v1.Boxwood.Exec:input_type -> boxwood.v1.ExecRequest
-	57,  // 115: boxwood.v1.Boxwood.EndTurn:input_type -> boxwood.v1.EndTurnRequest
-	59,  // 116: boxwood.v1.Boxwood.OpenSession:input_type -> boxwood.v1.OpenSessionRequest
-	61,  // 117: boxwood.v1.Boxwood.CloseSession:input_type -> boxwood.v1.CloseSessionRequest
-	63,  // 118: boxwood.v1.Boxwood.ListSessions:input_type -> boxwood.v1.ListSessionsRequest
-	65,  // 119: boxwood.v1.Boxwood.Interrupt:input_type -> boxwood.v1.InterruptRequest
-	67,  // 120: boxwood.v1.Boxwood.CancelTurn:input_type -> boxwood.v1.CancelTurnRequest
-	69,  // 121: boxwood.v1.Boxwood.ReadFile:input_type -> boxwood.v1.ReadFileRequest
-	71,  // 122: boxwood.v1.Boxwood.WriteFile:input_type -> boxwood.v1.WriteFileRequest
-	73,  // 123: boxwood.v1.Boxwood.Upload:input_type -> boxwood.v1.UploadRequest
-	76,  // 124: boxwood.v1.Boxwood.Download:input_type -> boxwood.v1.DownloadRequest
-	78,  // 125: boxwood.v1.Boxwood.Fork:input_type -> boxwood.v1.ForkRequest
-	82,  // 126: boxwood.v1.Boxwood.Rollback:input_type -> boxwood.v1.RollbackRequest
-	84,  // 127: boxwood.v1.Boxwood.Release:input_type -> boxwood.v1.ReleaseRequest
-	86,  // 128: boxwood.v1.Boxwood.Renew:input_type -> boxwood.v1.RenewRequest
-	88,  // 129: boxwood.v1.Boxwood.ListSandboxes:input_type -> boxwood.v1.ListSandboxesRequest
-	90,  // 130: boxwood.v1.Boxwood.WaitCaptured:input_type -> boxwood.v1.WaitCapturedRequest
-	92,  // 131: boxwood.v1.Boxwood.Evaluate:input_type -> boxwood.v1.EvaluateRequest
-	95,  // 132: boxwood.v1.Boxwood.GetNode:input_type -> boxwood.v1.GetNodeRequest
-	96,  // 133: boxwood.v1.Boxwood.ListNodes:input_type -> boxwood.v1.ListNodesRequest
-	97,  // 134: boxwood.v1.Boxwood.WatchTree:input_type -> boxwood.v1.WatchTreeRequest
-	100, // 135: boxwood.v1.Boxwood.Annotate:input_type -> boxwood.v1.AnnotateRequest
-	102, // 136: boxwood.v1.Boxwood.Backup:input_type -> boxwood.v1.BackupRequest
-	104, // 137: boxwood.v1.Boxwood.GetPayload:input_type -> boxwood.v1.GetPayloadRequest
-	106, // 138: boxwood.v1.Boxwood.Prune:input_type -> boxwood.v1.PruneRequest
-	108, // 139: boxwood.v1.Boxwood.Pin:input_type -> boxwood.v1.PinRequest
-	110, // 140: boxwood.v1.Boxwood.Unpin:input_type -> boxwood.v1.UnpinRequest
-	112, // 141: boxwood.v1.Boxwood.ExportTree:input_type -> boxwood.v1.ExportTreeRequest
-	114, // 142: boxwood.v1.Boxwood.ImportTree:input_type -> boxwood.v1.ImportTreeRequest
-	125, // 143: boxwood.v1.Boxwood.ExportStats:input_type -> boxwood.v1.ExportStatsRequest
-	127, // 144: boxwood.v1.Boxwood.ListTables:input_type -> boxwood.v1.ListTablesRequest
-	23,  // 145: boxwood.v1.Boxwood.GetInfo:output_type -> boxwood.v1.GetInfoResponse
-	27,  // 146: boxwood.v1.Boxwood.ImportImage:output_type -> boxwood.v1.ImportImageEvent
-	29,  // 147: boxwood.v1.Boxwood.ListImages:output_type -> boxwood.v1.ListImagesResponse
-	31,  // 148: boxwood.v1.Boxwood.RemoveImage:output_type -> boxwood.v1.RemoveImageResponse
-	36,  // 149: boxwood.v1.Boxwood.CreateTree:output_type -> boxwood.v1.CreateTreeResponse
-	38,  // 150: boxwood.v1.Boxwood.CloseTree:output_type -> boxwood.v1.CloseTreeResponse
-	40,  // 151: boxwood.v1.Boxwood.OpenTree:output_type -> boxwood.v1.OpenTreeResponse
-	46,  // 152: boxwood.v1.Boxwood.ListTrees:output_type -> boxwood.v1.ListTreesResponse
-	42,  // 153: boxwood.v1.Boxwood.OpenRun:output_type -> boxwood.v1.OpenRunResponse
-	44,  // 154: boxwood.v1.Boxwood.CloseRun:output_type -> boxwood.v1.CloseRunResponse
-	50,  // 155: boxwood.v1.Boxwood.RunTurn:output_type -> boxwood.v1.TurnEvent
-	55,  // 156: boxwood.v1.Boxwood.BeginTurn:output_type -> boxwood.v1.BeginTurnResponse
-	50,  // 157: boxwood.v1.Boxwood.Exec:output_type -> boxwood.v1.TurnEvent
-	53,  // 158: boxwood.v1.Boxwood.EndTurn:output_type -> boxwood.v1.TurnResult
-	60,  // 159: boxwood.v1.Boxwood.OpenSession:output_type -> boxwood.v1.OpenSessionResponse
-	62,  // 160: boxwood.v1.Boxwood.CloseSession:output_type -> boxwood.v1.CloseSessionResponse
-	64,  // 161: boxwood.v1.Boxwood.ListSessions:output_type -> boxwood.v1.ListSessionsResponse
-	66,  // 162: boxwood.v1.Boxwood.Interrupt:output_type -> boxwood.v1.InterruptResponse
-	68,  // 163: boxwood.v1.Boxwood.CancelTurn:output_type -> boxwood.v1.CancelTurnResponse
-	70,  // 164: boxwood.v1.Boxwood.ReadFile:output_type -> boxwood.v1.ReadFileResponse
-	72,  // 165: boxwood.v1.Boxwood.WriteFile:output_type -> boxwood.v1.WriteFileResponse
-	75,  // 166: boxwood.v1.Boxwood.Upload:output_type -> boxwood.v1.UploadResponse
-	77,  // 167: boxwood.v1.Boxwood.Download:output_type -> boxwood.v1.DownloadResponse
-	79,  // 168: boxwood.v1.Boxwood.Fork:output_type -> boxwood.v1.ForkResult
-	83,  // 169: boxwood.v1.Boxwood.Rollback:output_type -> boxwood.v1.RollbackResponse
-	85,  // 170: boxwood.v1.Boxwood.Release:output_type -> boxwood.v1.ReleaseResponse
-	87,  // 171: boxwood.v1.Boxwood.Renew:output_type -> boxwood.v1.RenewResponse
-	89,  // 172: boxwood.v1.Boxwood.ListSandboxes:output_type -> boxwood.v1.ListSandboxesResponse
-	91,  // 173: boxwood.v1.Boxwood.WaitCaptured:output_type -> boxwood.v1.WaitCapturedResponse
-	94,  // 174: boxwood.v1.Boxwood.Evaluate:output_type -> boxwood.v1.EvaluateResponse
-	16,  // 175: boxwood.v1.Boxwood.GetNode:output_type -> boxwood.v1.Node
-	16,  // 176: boxwood.v1.Boxwood.ListNodes:output_type -> boxwood.v1.Node
-	98,  // 177: boxwood.v1.Boxwood.WatchTree:output_type -> boxwood.v1.TreeEvent
-	101, // 178: boxwood.v1.Boxwood.Annotate:output_type -> boxwood.v1.AnnotateResponse
-	103, // 179: boxwood.v1.Boxwood.Backup:output_type -> boxwood.v1.BackupResponse
-	105, // 180: boxwood.v1.Boxwood.GetPayload:output_type -> boxwood.v1.GetPayloadResponse
-	107, // 181: boxwood.v1.Boxwood.Prune:output_type -> boxwood.v1.PruneResponse
-	109, // 182: boxwood.v1.Boxwood.Pin:output_type -> boxwood.v1.PinResponse
-	111, // 183: boxwood.v1.Boxwood.Unpin:output_type -> boxwood.v1.UnpinResponse
-	113, // 184: boxwood.v1.Boxwood.ExportTree:output_type -> boxwood.v1.ExportTreeChunk
-	116, // 185: boxwood.v1.Boxwood.ImportTree:output_type -> boxwood.v1.ImportTreeResponse
-	126, // 186: boxwood.v1.Boxwood.ExportStats:output_type -> boxwood.v1.ExportStatsChunk
-	130, // 187: boxwood.v1.Boxwood.ListTables:output_type -> boxwood.v1.ListTablesResponse
-	145, // [145:188] is the sub-list for method output_type
-	102, // [102:145] is the sub-list for method input_type
-	102, // [102:102] is the sub-list for extension type_name
-	102, // [102:102] is the sub-list for extension extendee
-	0,   // [0:102] is the sub-list for field type_name
+	100, // 80: boxwood.v1.FileDifference.was:type_name -> boxwood.v1.FileState
+	100, // 81: boxwood.v1.FileDifference.is:type_name -> boxwood.v1.FileState
+	153, // 82: boxwood.v1.FileState.attributes:type_name -> boxwood.v1.FileState.AttributesEntry
+	1,   // 83: boxwood.v1.ListNodesRequest.capture:type_name -> boxwood.v1.CaptureStatus
+	0,   // 84: boxwood.v1.ListNodesRequest.verdict:type_name -> boxwood.v1.Verdict
+	154, // 85: boxwood.v1.ListNodesRequest.labels:type_name -> boxwood.v1.ListNodesRequest.LabelsEntry
+	16,  // 86: boxwood.v1.TreeEvent.node:type_name -> boxwood.v1.Node
+	19,  // 87: boxwood.v1.TreeEvent.tree:type_name -> boxwood.v1.Tree
+	155, // 88: boxwood.v1.NodeAnnotation.rewards:type_name -> boxwood.v1.NodeAnnotation.RewardsEntry
+	156, // 89: boxwood.v1.NodeAnnotation.labels:type_name -> boxwood.v1.NodeAnnotation.LabelsEntry
+	104, // 90: boxwood.v1.AnnotateRequest.annotations:type_name -> boxwood.v1.NodeAnnotation
+	157, // 91: boxwood.v1.BackupRequest.items:type_name -> boxwood.v1.BackupRequest.Item
+	10,  // 92: boxwood.v1.BackupRequest.rule:type_name -> boxwood.v1.BackupRequest.Rule
+	120, // 93: boxwood.v1.ImportTreeRequest.start:type_name -> boxwood.v1.ImportTreeStart
+	11,  // 94: boxwood.v1.ImportTreeStart.dumps:type_name -> boxwood.v1.ImportTreeStart.Dumps
+	19,  // 95: boxwood.v1.ImportTreeResponse.tree:type_name -> boxwood.v1.Tree
+	19,  // 96: boxwood.v1.ArchiveHeader.tree:type_name -> boxwood.v1.Tree
+	34,  // 97: boxwood.v1.ArchiveHeader.defaults:type_name -> boxwood.v1.Defaults
+	123, // 98: boxwood.v1.ArchiveHeader.processes:type_name -> boxwood.v1.ArchiveProcess
+	2,   // 99: boxwood.v1.ArchiveProcess.kind:type_name -> boxwood.v1.ProcessKind
+	16,  // 100: boxwood.v1.ArchiveNode.node:type_name -> boxwood.v1.Node
+	52,  // 101: boxwood.v1.ArchiveNode.timings:type_name -> boxwood.v1.Timings
+	158, // 102: boxwood.v1.ArchiveEntry.attributes:type_name -> boxwood.v1.ArchiveEntry.Attribute
+	134, // 103: boxwood.v1.Table.columns:type_name -> boxwood.v1.Column
+	133, // 104: boxwood.v1.ListTablesResponse.tables:type_name -> boxwood.v1.Table
+	21,  // 105: boxwood.v1.Boxwood.GetInfo:input_type -> boxwood.v1.GetInfoRequest
+	26,  // 106: boxwood.v1.Boxwood.ImportImage:input_type -> boxwood.v1.ImportImageRequest
+	28,  // 107: boxwood.v1.Boxwood.ListImages:input_type -> boxwood.v1.ListImagesRequest
+	30,  // 108: boxwood.v1.Boxwood.RemoveImage:input_type -> boxwood.v1.RemoveImageRequest
+	35,  // 109: boxwood.v1.Boxwood.CreateTree:input_type -> boxwood.v1.CreateTreeRequest
+	37,  // 110: boxwood.v1.Boxwood.CloseTree:input_type -> boxwood.v1.CloseTreeRequest
+	39,  // 111: boxwood.v1.Boxwood.OpenTree:input_type -> boxwood.v1.OpenTreeRequest
+	45,  // 112: boxwood.v1.Boxwood.ListTrees:input_type -> boxwood.v1.ListTreesRequest
+	41,  // 113: boxwood.v1.Boxwood.OpenRun:input_type -> boxwood.v1.OpenRunRequest
+	43,  // 114: boxwood.v1.Boxwood.CloseRun:input_type -> boxwood.v1.CloseRunRequest
+	48,  // 115: boxwood.v1.Boxwood.RunTurn:input_type -> boxwood.v1.RunTurnRequest
+	54,  // 116: boxwood.v1.Boxwood.BeginTurn:input_type -> boxwood.v1.BeginTurnRequest
+	56,  // 117: boxwood.v1.Boxwood.Exec:input_type -> boxwood.v1.ExecRequest
+	57,  // 118: boxwood.v1.Boxwood.EndTurn:input_type -> boxwood.v1.EndTurnRequest
+	59,  // 119: boxwood.v1.Boxwood.OpenSession:input_type -> boxwood.v1.OpenSessionRequest
+	61,  // 120: boxwood.v1.Boxwood.CloseSession:input_type -> boxwood.v1.CloseSessionRequest
+	63,  // 121: boxwood.v1.Boxwood.ListSessions:input_type -> boxwood.v1.ListSessionsRequest
+	65,  // 122: boxwood.v1.Boxwood.Interrupt:input_type -> boxwood.v1.InterruptRequest
+	67,  // 123: boxwood.v1.Boxwood.Type:input_type -> boxwood.v1.TypeRequest
+	69,  // 124: boxwood.v1.Boxwood.CancelTurn:input_type -> boxwood.v1.CancelTurnRequest
+	71,  // 125: boxwood.v1.Boxwood.ReadFile:input_type -> boxwood.v1.ReadFileRequest
+	73,  // 126: boxwood.v1.Boxwood.WriteFile:input_type -> boxwood.v1.WriteFileRequest
+	75,  // 127: boxwood.v1.Boxwood.Upload:input_type -> boxwood.v1.UploadRequest
+	78,  // 128: boxwood.v1.Boxwood.Download:input_type -> boxwood.v1.DownloadRequest
+	80,  // 129: boxwood.v1.Boxwood.Fork:input_type -> boxwood.v1.ForkRequest
+	84,  // 130: boxwood.v1.Boxwood.Rollback:input_type -> boxwood.v1.RollbackRequest
+	86,  // 131: boxwood.v1.Boxwood.Release:input_type -> boxwood.v1.ReleaseRequest
+	88,  // 132: boxwood.v1.Boxwood.Renew:input_type -> boxwood.v1.RenewRequest
+	90,  // 133: boxwood.v1.Boxwood.ListSandboxes:input_type -> boxwood.v1.ListSandboxesRequest
+	92,  // 134: boxwood.v1.Boxwood.WaitCaptured:input_type -> boxwood.v1.WaitCapturedRequest
+	94,  // 135: boxwood.v1.Boxwood.Evaluate:input_type -> boxwood.v1.EvaluateRequest
+	97,  // 136: boxwood.v1.Boxwood.GetNode:input_type -> boxwood.v1.GetNodeRequest
+	98,  // 137: boxwood.v1.Boxwood.Diff:input_type -> boxwood.v1.DiffRequest
+	101, // 138: boxwood.v1.Boxwood.ListNodes:input_type -> boxwood.v1.ListNodesRequest
+	102, // 139: boxwood.v1.Boxwood.WatchTree:input_type -> boxwood.v1.WatchTreeRequest
+	105, // 140: boxwood.v1.Boxwood.Annotate:input_type -> boxwood.v1.AnnotateRequest
+	107, // 141: boxwood.v1.Boxwood.Backup:input_type -> boxwood.v1.BackupRequest
+	109, // 142: boxwood.v1.Boxwood.GetPayload:input_type -> boxwood.v1.GetPayloadRequest
+	111, // 143: boxwood.v1.Boxwood.Prune:input_type -> boxwood.v1.PruneRequest
+	113, // 144: boxwood.v1.Boxwood.Pin:input_type -> boxwood.v1.PinRequest
+	115, // 145: boxwood.v1.Boxwood.Unpin:input_type -> boxwood.v1.UnpinRequest
+	117, // 146: boxwood.v1.Boxwood.ExportTree:input_type -> boxwood.v1.ExportTreeRequest
+	119, // 147: boxwood.v1.Boxwood.ImportTree:input_type -> boxwood.v1.ImportTreeRequest
+	130, // 148: boxwood.v1.Boxwood.ExportStats:input_type -> boxwood.v1.ExportStatsRequest
+	132, // 149: boxwood.v1.Boxwood.ListTables:input_type -> boxwood.v1.ListTablesRequest
+	23,  // 150: boxwood.v1.Boxwood.GetInfo:output_type -> boxwood.v1.GetInfoResponse
+	27,  // 151: boxwood.v1.Boxwood.ImportImage:output_type -> boxwood.v1.ImportImageEvent
+	29,  // 152: boxwood.v1.Boxwood.ListImages:output_type -> boxwood.v1.ListImagesResponse
+	31,  // 153: boxwood.v1.Boxwood.RemoveImage:output_type -> boxwood.v1.RemoveImageResponse
+	36,  // 154: boxwood.v1.Boxwood.CreateTree:output_type -> boxwood.v1.CreateTreeResponse
+	38,  // 155: boxwood.v1.Boxwood.CloseTree:output_type -> boxwood.v1.CloseTreeResponse
+	40,  // 156: boxwood.v1.Boxwood.OpenTree:output_type -> boxwood.v1.OpenTreeResponse
+	46,  // 157: boxwood.v1.Boxwood.ListTrees:output_type -> boxwood.v1.ListTreesResponse
+	42,  // 158: boxwood.v1.Boxwood.OpenRun:output_type -> boxwood.v1.OpenRunResponse
+	44,  // 159: boxwood.v1.Boxwood.CloseRun:output_type -> boxwood.v1.CloseRunResponse
+	50,  // 160: boxwood.v1.Boxwood.RunTurn:output_type -> boxwood.v1.TurnEvent
+	55,  // 161: boxwood.v1.Boxwood.BeginTurn:output_type -> boxwood.v1.BeginTurnResponse
+	50,  // 162: boxwood.v1.Boxwood.Exec:output_type -> boxwood.v1.TurnEvent
+	53,  // 163: boxwood.v1.Boxwood.EndTurn:output_type -> boxwood.v1.TurnResult
+	60,  // 164: boxwood.v1.Boxwood.OpenSession:output_type -> boxwood.v1.OpenSessionResponse
+	62,  // 165: boxwood.v1.Boxwood.CloseSession:output_type -> boxwood.v1.CloseSessionResponse
+	64,  // 166: boxwood.v1.Boxwood.ListSessions:output_type -> boxwood.v1.ListSessionsResponse
+	66,  // 167: boxwood.v1.Boxwood.Interrupt:output_type -> boxwood.v1.InterruptResponse
+	68,  // 168: boxwood.v1.Boxwood.Type:output_type -> boxwood.v1.TypeResponse
+	70,  // 169: boxwood.v1.Boxwood.CancelTurn:output_type -> boxwood.v1.CancelTurnResponse
+	72,  // 170: boxwood.v1.Boxwood.ReadFile:output_type -> boxwood.v1.ReadFileResponse
+	74,  // 171: boxwood.v1.Boxwood.WriteFile:output_type -> boxwood.v1.WriteFileResponse
+	77,  // 172: boxwood.v1.Boxwood.Upload:output_type -> boxwood.v1.UploadResponse
+	79,  // 173: boxwood.v1.Boxwood.Download:output_type -> boxwood.v1.DownloadResponse
+	81,  // 174: boxwood.v1.Boxwood.Fork:output_type -> boxwood.v1.ForkResult
+	85,  // 175: boxwood.v1.Boxwood.Rollback:output_type -> boxwood.v1.RollbackResponse
+	87,  // 176: boxwood.v1.Boxwood.Release:output_type -> boxwood.v1.ReleaseResponse
+	89,  // 177: boxwood.v1.Boxwood.Renew:output_type -> boxwood.v1.RenewResponse
+	91,  // 178: boxwood.v1.Boxwood.ListSandboxes:output_type -> boxwood.v1.ListSandboxesResponse
+	93,  // 179: boxwood.v1.Boxwood.WaitCaptured:output_type -> boxwood.v1.WaitCapturedResponse
+	96,  // 180: boxwood.v1.Boxwood.Evaluate:output_type -> boxwood.v1.EvaluateResponse
+	16,  // 181: boxwood.v1.Boxwood.GetNode:output_type -> boxwood.v1.Node
+	99,  // 182: boxwood.v1.Boxwood.Diff:output_type -> boxwood.v1.FileDifference
+	16,  // 183: boxwood.v1.Boxwood.ListNodes:output_type -> boxwood.v1.Node
+	103, // 184: boxwood.v1.Boxwood.WatchTree:output_type -> boxwood.v1.TreeEvent
+	106, // 185: boxwood.v1.Boxwood.Annotate:output_type -> boxwood.v1.AnnotateResponse
+	108, // 186: boxwood.v1.Boxwood.Backup:output_type -> boxwood.v1.BackupResponse
+	110, // 187: boxwood.v1.Boxwood.GetPayload:output_type -> boxwood.v1.GetPayloadResponse
+	112, // 188: boxwood.v1.Boxwood.Prune:output_type -> boxwood.v1.PruneResponse
+	114, // 189: boxwood.v1.Boxwood.Pin:output_type -> boxwood.v1.PinResponse
+	116, // 190: boxwood.v1.Boxwood.Unpin:output_type -> boxwood.v1.UnpinResponse
+	118, // 191: boxwood.v1.Boxwood.ExportTree:output_type -> boxwood.v1.ExportTreeChunk
+	121, // 192: boxwood.v1.Boxwood.ImportTree:output_type -> boxwood.v1.ImportTreeResponse
+	131, // 193: boxwood.v1.Boxwood.ExportStats:output_type -> boxwood.v1.ExportStatsChunk
+	135, // 194: boxwood.v1.Boxwood.ListTables:output_type -> boxwood.v1.ListTablesResponse
+	150, // [150:195] is the sub-list for method output_type
+	105, // [105:150] is the sub-list for method input_type
+	105, // [105:105] is the sub-list for extension type_name
+	105, // [105:105] is the sub-list for extension extendee
+	0,   // [0:105] is the sub-list for field type_name
 }
 
 func init() { file_boxwood_v1_boxwood_proto_init() }
@@ -10852,30 +11241,30 @@ func file_boxwood_v1_boxwood_proto_init() {
 		(*TurnEvent_Command)(nil),
 		(*TurnEvent_Result)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[61].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[63].OneofWrappers = []any{
 		(*UploadRequest_Start)(nil),
 		(*UploadRequest_Chunk)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[67].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[69].OneofWrappers = []any{
 		(*ForkResult_Sandbox)(nil),
 		(*ForkResult_Error)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[81].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[83].OneofWrappers = []any{
 		(*Grader_Image)(nil),
 		(*Grader_NodeId)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[84].OneofWrappers = []any{}
-	file_boxwood_v1_boxwood_proto_msgTypes[86].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[89].OneofWrappers = []any{}
+	file_boxwood_v1_boxwood_proto_msgTypes[91].OneofWrappers = []any{
 		(*TreeEvent_Node)(nil),
 		(*TreeEvent_RemovedNodeId)(nil),
 		(*TreeEvent_Tree)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[87].OneofWrappers = []any{}
-	file_boxwood_v1_boxwood_proto_msgTypes[102].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[92].OneofWrappers = []any{}
+	file_boxwood_v1_boxwood_proto_msgTypes[107].OneofWrappers = []any{
 		(*ImportTreeRequest_Start)(nil),
 		(*ImportTreeRequest_Chunk)(nil),
 	}
-	file_boxwood_v1_boxwood_proto_msgTypes[132].OneofWrappers = []any{
+	file_boxwood_v1_boxwood_proto_msgTypes[137].OneofWrappers = []any{
 		(*ForkRequest_Want_NodeId)(nil),
 		(*ForkRequest_Want_SandboxId)(nil),
 	}
@@ -10885,7 +11274,7 @@ func file_boxwood_v1_boxwood_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_boxwood_v1_boxwood_proto_rawDesc), len(file_boxwood_v1_boxwood_proto_rawDesc)),
 			NumEnums:      12,
-			NumMessages:   141,
+			NumMessages:   147,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -49,6 +49,7 @@ const (
 	Boxwood_CloseSession_FullMethodName  = "/boxwood.v1.Boxwood/CloseSession"
 	Boxwood_ListSessions_FullMethodName  = "/boxwood.v1.Boxwood/ListSessions"
 	Boxwood_Interrupt_FullMethodName     = "/boxwood.v1.Boxwood/Interrupt"
+	Boxwood_Type_FullMethodName          = "/boxwood.v1.Boxwood/Type"
 	Boxwood_CancelTurn_FullMethodName    = "/boxwood.v1.Boxwood/CancelTurn"
 	Boxwood_ReadFile_FullMethodName      = "/boxwood.v1.Boxwood/ReadFile"
 	Boxwood_WriteFile_FullMethodName     = "/boxwood.v1.Boxwood/WriteFile"
@@ -62,6 +63,7 @@ const (
 	Boxwood_WaitCaptured_FullMethodName  = "/boxwood.v1.Boxwood/WaitCaptured"
 	Boxwood_Evaluate_FullMethodName      = "/boxwood.v1.Boxwood/Evaluate"
 	Boxwood_GetNode_FullMethodName       = "/boxwood.v1.Boxwood/GetNode"
+	Boxwood_Diff_FullMethodName          = "/boxwood.v1.Boxwood/Diff"
 	Boxwood_ListNodes_FullMethodName     = "/boxwood.v1.Boxwood/ListNodes"
 	Boxwood_WatchTree_FullMethodName     = "/boxwood.v1.Boxwood/WatchTree"
 	Boxwood_Annotate_FullMethodName      = "/boxwood.v1.Boxwood/Annotate"
@@ -116,6 +118,8 @@ type BoxwoodClient interface {
 	ListSessions(ctx context.Context, in *ListSessionsRequest, opts ...grpc.CallOption) (*ListSessionsResponse, error)
 	// Sends SIGINT to what runs in a session's foreground, as ^C does. The turn goes on.
 	Interrupt(ctx context.Context, in *InterruptRequest, opts ...grpc.CallOption) (*InterruptResponse, error)
+	// Types keys into the terminal of a session in which a command runs, and gives it another size.
+	Type(ctx context.Context, in *TypeRequest, opts ...grpc.CallOption) (*TypeResponse, error)
 	// Kills everything the running turn started; its node is marked cancelled.
 	CancelTurn(ctx context.Context, in *CancelTurnRequest, opts ...grpc.CallOption) (*CancelTurnResponse, error)
 	// Transfers. A write outside BeginTurn/EndTurn is a turn of its own.
@@ -138,6 +142,8 @@ type BoxwoodClient interface {
 	// receives only listed paths. A failure of the host is an error and never a reward.
 	Evaluate(ctx context.Context, in *EvaluateRequest, opts ...grpc.CallOption) (*EvaluateResponse, error)
 	GetNode(ctx context.Context, in *GetNodeRequest, opts ...grpc.CallOption) (*Node, error)
+	// The files in which two nodes differ, as they are saved. Nothing is run.
+	Diff(ctx context.Context, in *DiffRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FileDifference], error)
 	ListNodes(ctx context.Context, in *ListNodesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Node], error)
 	// Every change of a tree once, in order, from an index on.
 	WatchTree(ctx context.Context, in *WatchTreeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[TreeEvent], error)
@@ -377,6 +383,16 @@ func (c *boxwoodClient) Interrupt(ctx context.Context, in *InterruptRequest, opt
 	return out, nil
 }
 
+func (c *boxwoodClient) Type(ctx context.Context, in *TypeRequest, opts ...grpc.CallOption) (*TypeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(TypeResponse)
+	err := c.cc.Invoke(ctx, Boxwood_Type_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *boxwoodClient) CancelTurn(ctx context.Context, in *CancelTurnRequest, opts ...grpc.CallOption) (*CancelTurnResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(CancelTurnResponse)
@@ -528,9 +544,28 @@ func (c *boxwoodClient) GetNode(ctx context.Context, in *GetNodeRequest, opts ..
 	return out, nil
 }
 
+func (c *boxwoodClient) Diff(ctx context.Context, in *DiffRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FileDifference], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Boxwood_ServiceDesc.Streams[6], Boxwood_Diff_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[DiffRequest, FileDifference]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Boxwood_DiffClient = grpc.ServerStreamingClient[FileDifference]
+
 func (c *boxwoodClient) ListNodes(ctx context.Context, in *ListNodesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Node], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Boxwood_ServiceDesc.Streams[6], Boxwood_ListNodes_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Boxwood_ServiceDesc.Streams[7], Boxwood_ListNodes_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -549,7 +584,7 @@ type Boxwood_ListNodesClient = grpc.ServerStreamingClient[Node]
 
 func (c *boxwoodClient) WatchTree(ctx context.Context, in *WatchTreeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[TreeEvent], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Boxwood_ServiceDesc.Streams[7], Boxwood_WatchTree_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Boxwood_ServiceDesc.Streams[8], Boxwood_WatchTree_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -628,7 +663,7 @@ func (c *boxwoodClient) Unpin(ctx context.Context, in *UnpinRequest, opts ...grp
 
 func (c *boxwoodClient) ExportTree(ctx context.Context, in *ExportTreeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportTreeChunk], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Boxwood_ServiceDesc.Streams[8], Boxwood_ExportTree_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Boxwood_ServiceDesc.Streams[9], Boxwood_ExportTree_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -647,7 +682,7 @@ type Boxwood_ExportTreeClient = grpc.ServerStreamingClient[ExportTreeChunk]
 
 func (c *boxwoodClient) ImportTree(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ImportTreeRequest, ImportTreeResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Boxwood_ServiceDesc.Streams[9], Boxwood_ImportTree_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Boxwood_ServiceDesc.Streams[10], Boxwood_ImportTree_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -660,7 +695,7 @@ type Boxwood_ImportTreeClient = grpc.ClientStreamingClient[ImportTreeRequest, Im
 
 func (c *boxwoodClient) ExportStats(ctx context.Context, in *ExportStatsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportStatsChunk], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Boxwood_ServiceDesc.Streams[10], Boxwood_ExportStats_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Boxwood_ServiceDesc.Streams[11], Boxwood_ExportStats_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -727,6 +762,8 @@ type BoxwoodServer interface {
 	ListSessions(context.Context, *ListSessionsRequest) (*ListSessionsResponse, error)
 	// Sends SIGINT to what runs in a session's foreground, as ^C does. The turn goes on.
 	Interrupt(context.Context, *InterruptRequest) (*InterruptResponse, error)
+	// Types keys into the terminal of a session in which a command runs, and gives it another size.
+	Type(context.Context, *TypeRequest) (*TypeResponse, error)
 	// Kills everything the running turn started; its node is marked cancelled.
 	CancelTurn(context.Context, *CancelTurnRequest) (*CancelTurnResponse, error)
 	// Transfers. A write outside BeginTurn/EndTurn is a turn of its own.
@@ -749,6 +786,8 @@ type BoxwoodServer interface {
 	// receives only listed paths. A failure of the host is an error and never a reward.
 	Evaluate(context.Context, *EvaluateRequest) (*EvaluateResponse, error)
 	GetNode(context.Context, *GetNodeRequest) (*Node, error)
+	// The files in which two nodes differ, as they are saved. Nothing is run.
+	Diff(*DiffRequest, grpc.ServerStreamingServer[FileDifference]) error
 	ListNodes(*ListNodesRequest, grpc.ServerStreamingServer[Node]) error
 	// Every change of a tree once, in order, from an index on.
 	WatchTree(*WatchTreeRequest, grpc.ServerStreamingServer[TreeEvent]) error
@@ -835,6 +874,9 @@ func (UnimplementedBoxwoodServer) ListSessions(context.Context, *ListSessionsReq
 func (UnimplementedBoxwoodServer) Interrupt(context.Context, *InterruptRequest) (*InterruptResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Interrupt not implemented")
 }
+func (UnimplementedBoxwoodServer) Type(context.Context, *TypeRequest) (*TypeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Type not implemented")
+}
 func (UnimplementedBoxwoodServer) CancelTurn(context.Context, *CancelTurnRequest) (*CancelTurnResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CancelTurn not implemented")
 }
@@ -873,6 +915,9 @@ func (UnimplementedBoxwoodServer) Evaluate(context.Context, *EvaluateRequest) (*
 }
 func (UnimplementedBoxwoodServer) GetNode(context.Context, *GetNodeRequest) (*Node, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetNode not implemented")
+}
+func (UnimplementedBoxwoodServer) Diff(*DiffRequest, grpc.ServerStreamingServer[FileDifference]) error {
+	return status.Error(codes.Unimplemented, "method Diff not implemented")
 }
 func (UnimplementedBoxwoodServer) ListNodes(*ListNodesRequest, grpc.ServerStreamingServer[Node]) error {
 	return status.Error(codes.Unimplemented, "method ListNodes not implemented")
@@ -1234,6 +1279,24 @@ func _Boxwood_Interrupt_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Boxwood_Type_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TypeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BoxwoodServer).Type(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Boxwood_Type_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BoxwoodServer).Type(ctx, req.(*TypeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Boxwood_CancelTurn_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CancelTurnRequest)
 	if err := dec(in); err != nil {
@@ -1442,6 +1505,17 @@ func _Boxwood_GetNode_Handler(srv interface{}, ctx context.Context, dec func(int
 	}
 	return interceptor(ctx, in, info, handler)
 }
+
+func _Boxwood_Diff_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(DiffRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(BoxwoodServer).Diff(m, &grpc.GenericServerStream[DiffRequest, FileDifference]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Boxwood_DiffServer = grpc.ServerStreamingServer[FileDifference]
 
 func _Boxwood_ListNodes_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(ListNodesRequest)
@@ -1688,6 +1762,10 @@ var Boxwood_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Boxwood_Interrupt_Handler,
 		},
 		{
+			MethodName: "Type",
+			Handler:    _Boxwood_Type_Handler,
+		},
+		{
 			MethodName: "CancelTurn",
 			Handler:    _Boxwood_CancelTurn_Handler,
 		},
@@ -1785,6 +1863,11 @@ var Boxwood_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Fork",
 			Handler:       _Boxwood_Fork_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Diff",
+			Handler:       _Boxwood_Diff_Handler,
 			ServerStreams: true,
 		},
 		{

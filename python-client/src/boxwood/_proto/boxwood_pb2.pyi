@@ -2190,6 +2190,51 @@ class InterruptResponse(google.protobuf.message.Message):
 global___InterruptResponse = InterruptResponse
 
 @typing.final
+class TypeRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SANDBOX_ID_FIELD_NUMBER: builtins.int
+    SESSION_FIELD_NUMBER: builtins.int
+    KEYS_FIELD_NUMBER: builtins.int
+    ROWS_FIELD_NUMBER: builtins.int
+    COLS_FIELD_NUMBER: builtins.int
+    sandbox_id: builtins.str
+    session: builtins.str
+    keys: builtins.bytes
+    """At most 4 KiB. What a full terminal has no room for is lost, as on any other."""
+    rows: builtins.int
+    """0: the size stays."""
+    cols: builtins.int
+    def __init__(
+        self,
+        *,
+        sandbox_id: builtins.str = ...,
+        session: builtins.str = ...,
+        keys: builtins.bytes = ...,
+        rows: builtins.int = ...,
+        cols: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cols", b"cols", "keys", b"keys", "rows", b"rows", "sandbox_id", b"sandbox_id", "session", b"session"]) -> None: ...
+
+global___TypeRequest = TypeRequest
+
+@typing.final
+class TypeResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WAS_RUNNING_FIELD_NUMBER: builtins.int
+    was_running: builtins.bool
+    """Whether a command ran there; else nothing was typed."""
+    def __init__(
+        self,
+        *,
+        was_running: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["was_running", b"was_running"]) -> None: ...
+
+global___TypeResponse = TypeResponse
+
+@typing.final
 class CancelTurnRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -2961,6 +3006,109 @@ class GetNodeRequest(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["node_id", b"node_id"]) -> None: ...
 
 global___GetNodeRequest = GetNodeRequest
+
+@typing.final
+class DiffRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_IDS_FIELD_NUMBER: builtins.int
+    @property
+    def node_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Two: the one before, and the one after. Pending captures are waited for."""
+
+    def __init__(
+        self,
+        *,
+        node_ids: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node_ids", b"node_ids"]) -> None: ...
+
+global___DiffRequest = DiffRequest
+
+@typing.final
+class FileDifference(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: builtins.int
+    WAS_FIELD_NUMBER: builtins.int
+    IS_FIELD_NUMBER: builtins.int
+    path: builtins.bytes
+    """From the root, without a leading slash."""
+    @property
+    def was(self) -> global___FileState:
+        """What is there in each node; unset: nothing."""
+
+    def __init__(
+        self,
+        *,
+        path: builtins.bytes = ...,
+        was: global___FileState | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["is", b"is", "was", b"was"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["is", b"is", "path", b"path", "was", b"was"]) -> None: ...
+
+global___FileDifference = FileDifference
+
+@typing.final
+class FileState(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class AttributesEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.bytes
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.bytes = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    KIND_FIELD_NUMBER: builtins.int
+    MODE_FIELD_NUMBER: builtins.int
+    UID_FIELD_NUMBER: builtins.int
+    GID_FIELD_NUMBER: builtins.int
+    MTIME_FIELD_NUMBER: builtins.int
+    SIZE_FIELD_NUMBER: builtins.int
+    SHA256_FIELD_NUMBER: builtins.int
+    TARGET_FIELD_NUMBER: builtins.int
+    ATTRIBUTES_FIELD_NUMBER: builtins.int
+    kind: builtins.str
+    """file, dir, link, fifo, socket, char or block."""
+    mode: builtins.int
+    """Permission bits."""
+    uid: builtins.int
+    gid: builtins.int
+    mtime: builtins.int
+    """0 for folders, whose times move with what is gone again."""
+    size: builtins.int
+    sha256: builtins.str
+    """Of a file's content, in hex."""
+    target: builtins.bytes
+    """Of a symbolic link."""
+    @property
+    def attributes(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.bytes]: ...
+    def __init__(
+        self,
+        *,
+        kind: builtins.str = ...,
+        mode: builtins.int = ...,
+        uid: builtins.int = ...,
+        gid: builtins.int = ...,
+        mtime: builtins.int = ...,
+        size: builtins.int = ...,
+        sha256: builtins.str = ...,
+        target: builtins.bytes = ...,
+        attributes: collections.abc.Mapping[builtins.str, builtins.bytes] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attributes", b"attributes", "gid", b"gid", "kind", b"kind", "mode", b"mode", "mtime", b"mtime", "sha256", b"sha256", "size", b"size", "target", b"target", "uid", b"uid"]) -> None: ...
+
+global___FileState = FileState
 
 @typing.final
 class ListNodesRequest(google.protobuf.message.Message):

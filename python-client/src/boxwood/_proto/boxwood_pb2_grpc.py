@@ -124,6 +124,11 @@ class BoxwoodStub(object):
                 request_serializer=boxwood_dot_v1_dot_boxwood__pb2.InterruptRequest.SerializeToString,
                 response_deserializer=boxwood_dot_v1_dot_boxwood__pb2.InterruptResponse.FromString,
                 _registered_method=True)
+        self.Type = channel.unary_unary(
+                '/boxwood.v1.Boxwood/Type',
+                request_serializer=boxwood_dot_v1_dot_boxwood__pb2.TypeRequest.SerializeToString,
+                response_deserializer=boxwood_dot_v1_dot_boxwood__pb2.TypeResponse.FromString,
+                _registered_method=True)
         self.CancelTurn = channel.unary_unary(
                 '/boxwood.v1.Boxwood/CancelTurn',
                 request_serializer=boxwood_dot_v1_dot_boxwood__pb2.CancelTurnRequest.SerializeToString,
@@ -188,6 +193,11 @@ class BoxwoodStub(object):
                 '/boxwood.v1.Boxwood/GetNode',
                 request_serializer=boxwood_dot_v1_dot_boxwood__pb2.GetNodeRequest.SerializeToString,
                 response_deserializer=boxwood_dot_v1_dot_boxwood__pb2.Node.FromString,
+                _registered_method=True)
+        self.Diff = channel.unary_stream(
+                '/boxwood.v1.Boxwood/Diff',
+                request_serializer=boxwood_dot_v1_dot_boxwood__pb2.DiffRequest.SerializeToString,
+                response_deserializer=boxwood_dot_v1_dot_boxwood__pb2.FileDifference.FromString,
                 _registered_method=True)
         self.ListNodes = channel.unary_stream(
                 '/boxwood.v1.Boxwood/ListNodes',
@@ -380,6 +390,13 @@ class BoxwoodServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Type(self, request, context):
+        """Types keys into the terminal of a session in which a command runs, and gives it another size.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CancelTurn(self, request, context):
         """Kills everything the running turn started; its node is marked cancelled.
         """
@@ -463,6 +480,13 @@ class BoxwoodServicer(object):
 
     def GetNode(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Diff(self, request, context):
+        """The files in which two nodes differ, as they are saved. Nothing is run.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -642,6 +666,11 @@ def add_BoxwoodServicer_to_server(servicer, server):
                     request_deserializer=boxwood_dot_v1_dot_boxwood__pb2.InterruptRequest.FromString,
                     response_serializer=boxwood_dot_v1_dot_boxwood__pb2.InterruptResponse.SerializeToString,
             ),
+            'Type': grpc.unary_unary_rpc_method_handler(
+                    servicer.Type,
+                    request_deserializer=boxwood_dot_v1_dot_boxwood__pb2.TypeRequest.FromString,
+                    response_serializer=boxwood_dot_v1_dot_boxwood__pb2.TypeResponse.SerializeToString,
+            ),
             'CancelTurn': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelTurn,
                     request_deserializer=boxwood_dot_v1_dot_boxwood__pb2.CancelTurnRequest.FromString,
@@ -706,6 +735,11 @@ def add_BoxwoodServicer_to_server(servicer, server):
                     servicer.GetNode,
                     request_deserializer=boxwood_dot_v1_dot_boxwood__pb2.GetNodeRequest.FromString,
                     response_serializer=boxwood_dot_v1_dot_boxwood__pb2.Node.SerializeToString,
+            ),
+            'Diff': grpc.unary_stream_rpc_method_handler(
+                    servicer.Diff,
+                    request_deserializer=boxwood_dot_v1_dot_boxwood__pb2.DiffRequest.FromString,
+                    response_serializer=boxwood_dot_v1_dot_boxwood__pb2.FileDifference.SerializeToString,
             ),
             'ListNodes': grpc.unary_stream_rpc_method_handler(
                     servicer.ListNodes,
@@ -1265,6 +1299,33 @@ class Boxwood(object):
             _registered_method=True)
 
     @staticmethod
+    def Type(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/boxwood.v1.Boxwood/Type',
+            boxwood_dot_v1_dot_boxwood__pb2.TypeRequest.SerializeToString,
+            boxwood_dot_v1_dot_boxwood__pb2.TypeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def CancelTurn(request,
             target,
             options=(),
@@ -1605,6 +1666,33 @@ class Boxwood(object):
             '/boxwood.v1.Boxwood/GetNode',
             boxwood_dot_v1_dot_boxwood__pb2.GetNodeRequest.SerializeToString,
             boxwood_dot_v1_dot_boxwood__pb2.Node.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Diff(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/boxwood.v1.Boxwood/Diff',
+            boxwood_dot_v1_dot_boxwood__pb2.DiffRequest.SerializeToString,
+            boxwood_dot_v1_dot_boxwood__pb2.FileDifference.FromString,
             options,
             channel_credentials,
             insecure,

@@ -142,6 +142,12 @@ class BoxwoodStub:
     ]
     """Sends SIGINT to what runs in a session's foreground, as ^C does. The turn goes on."""
 
+    Type: grpc.UnaryUnaryMultiCallable[
+        boxwood_pb2.TypeRequest,
+        boxwood_pb2.TypeResponse,
+    ]
+    """Types keys into the terminal of a session in which a command runs, and gives it another size."""
+
     CancelTurn: grpc.UnaryUnaryMultiCallable[
         boxwood_pb2.CancelTurnRequest,
         boxwood_pb2.CancelTurnResponse,
@@ -216,6 +222,12 @@ class BoxwoodStub:
         boxwood_pb2.GetNodeRequest,
         boxwood_pb2.Node,
     ]
+
+    Diff: grpc.UnaryStreamMultiCallable[
+        boxwood_pb2.DiffRequest,
+        boxwood_pb2.FileDifference,
+    ]
+    """The files in which two nodes differ, as they are saved. Nothing is run."""
 
     ListNodes: grpc.UnaryStreamMultiCallable[
         boxwood_pb2.ListNodesRequest,
@@ -402,6 +414,12 @@ class BoxwoodAsyncStub:
     ]
     """Sends SIGINT to what runs in a session's foreground, as ^C does. The turn goes on."""
 
+    Type: grpc.aio.UnaryUnaryMultiCallable[
+        boxwood_pb2.TypeRequest,
+        boxwood_pb2.TypeResponse,
+    ]
+    """Types keys into the terminal of a session in which a command runs, and gives it another size."""
+
     CancelTurn: grpc.aio.UnaryUnaryMultiCallable[
         boxwood_pb2.CancelTurnRequest,
         boxwood_pb2.CancelTurnResponse,
@@ -476,6 +494,12 @@ class BoxwoodAsyncStub:
         boxwood_pb2.GetNodeRequest,
         boxwood_pb2.Node,
     ]
+
+    Diff: grpc.aio.UnaryStreamMultiCallable[
+        boxwood_pb2.DiffRequest,
+        boxwood_pb2.FileDifference,
+    ]
+    """The files in which two nodes differ, as they are saved. Nothing is run."""
 
     ListNodes: grpc.aio.UnaryStreamMultiCallable[
         boxwood_pb2.ListNodesRequest,
@@ -699,6 +723,14 @@ class BoxwoodServicer(metaclass=abc.ABCMeta):
         """Sends SIGINT to what runs in a session's foreground, as ^C does. The turn goes on."""
 
     @abc.abstractmethod
+    def Type(
+        self,
+        request: boxwood_pb2.TypeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[boxwood_pb2.TypeResponse, collections.abc.Awaitable[boxwood_pb2.TypeResponse]]:
+        """Types keys into the terminal of a session in which a command runs, and gives it another size."""
+
+    @abc.abstractmethod
     def CancelTurn(
         self,
         request: boxwood_pb2.CancelTurnRequest,
@@ -798,6 +830,14 @@ class BoxwoodServicer(metaclass=abc.ABCMeta):
         request: boxwood_pb2.GetNodeRequest,
         context: _ServicerContext,
     ) -> typing.Union[boxwood_pb2.Node, collections.abc.Awaitable[boxwood_pb2.Node]]: ...
+
+    @abc.abstractmethod
+    def Diff(
+        self,
+        request: boxwood_pb2.DiffRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[boxwood_pb2.FileDifference], collections.abc.AsyncIterator[boxwood_pb2.FileDifference]]:
+        """The files in which two nodes differ, as they are saved. Nothing is run."""
 
     @abc.abstractmethod
     def ListNodes(
