@@ -247,11 +247,27 @@ func (d *disk) commit(b *pebble.Batch) error {
 	if sabotage.On("fsync") {
 		opts = pebble.NoSync
 	}
+	if sabotage.On("torn") {
+		_ = commitHere(d.half(b), opts)
+	}
 	if err := commitHere(b, opts); err != nil {
 		d.fail(err)
 		return d.cause
 	}
 	return nil
+}
+
+// half of a batch, which a saboteur has flushed before the whole.
+func (d *disk) half(b *pebble.Batch) *pebble.Batch {
+	h := d.db.NewBatch()
+	for r := b.Reader(); h.Count() < b.Count()/2; {
+		if kind, k, v, _, _ := r.Next(); kind == pebble.InternalKeyKindSet {
+			_ = h.Set(k, v, nil)
+		} else {
+			_ = h.Delete(k, nil)
+		}
+	}
+	return h
 }
 
 // commitHere commits in the caller's goroutine: a turn waits for it, and two hops to

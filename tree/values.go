@@ -9,6 +9,7 @@ import (
 
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	"github.com/boxwood-rl/boxwood/internal/ids"
+	"github.com/boxwood-rl/boxwood/internal/sabotage"
 )
 
 // edit gives a node that may be changed and put again. Its maps are still the
@@ -217,6 +218,11 @@ func (tx *Tx) Backup(items []BackupItem, rule BackupRule, discount float64) (cha
 	}
 	for _, c := range order {
 		n, sum := *c.node, carrier{visits: c.node.Visits, value: c.node.Value}
+		if sabotage.On("backup") { // what others have changed since the last flush is lost
+			if was, err := tx.s.View().Node(n.ID); err == nil {
+				sum = carrier{visits: was.Visits, value: was.Value}
+			}
+		}
 		sum.take(c.visits, c.value, rule)
 		if n.Visits, n.Value = sum.visits, sum.value; !isFinite(n.Value) {
 			return 0, fault.New(fault.Precondition, "value_overflow", "the value of node %s would not be a finite number", n.ID)
