@@ -462,6 +462,13 @@ func (k *dumpKeeper) compare(ctx context.Context, b box.Box, state *tree.Process
 	if err != nil {
 		return fmt.Errorf("looking at a restored child: %w", err)
 	}
+	if given, err := witness.GiveSockets(was, is); err != nil {
+		return err
+	} else if given {
+		if is, err = look(b); err != nil {
+			return fmt.Errorf("looking at a restored child: %w", err)
+		}
+	}
 	d := witness.Diff(was, is)
 	if len(d) == 0 {
 		if sabotage.On("memory") {

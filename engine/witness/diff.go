@@ -32,6 +32,11 @@ func Diff(was, is *State) []string {
 				say("process %d: descriptor %s: %q became %q", pid, fd, a.Files[fd], x)
 			}
 		}
+		for _, fd := range slices.Sorted(maps.Keys(a.Owners)) {
+			if x := b.Owners[fd]; x != a.Owners[fd] {
+				say("process %d: the socket of descriptor %s belongs to %d:%d, and belonged to %d:%d", pid, fd, x[0], x[1], a.Owners[fd][0], a.Owners[fd][1])
+			}
+		}
 		for _, fd := range slices.Sorted(maps.Keys(b.Files)) {
 			if _, ok := a.Files[fd]; !ok {
 				say("process %d: descriptor %s is new: %s", pid, fd, b.Files[fd])

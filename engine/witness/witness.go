@@ -27,6 +27,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // State is what was seen.
@@ -43,14 +45,18 @@ type State struct {
 	// Remembers: it has sums of memory, too. See Remember.
 	Remembers bool `json:",omitempty"`
 
-	hosts map[int]int // pid inside -> host pid, without pid 1
+	hosts    map[int]int // pid inside -> host pid, without pid 1
+	uid, gid int         // the host's of root inside
 }
 
 // Process is one process. pid 1, which is Boxwood's own, has only Facts.
 type Process struct {
 	Facts []string          // "name: value"
 	Files map[string]string // by descriptor
-	Maps  []string
+	// Owners are user and group of sockets, by descriptor, where either isn't root of the sandbox. nil, too, in what releases
+	// before kept.
+	Owners map[string][2]int `json:",omitempty"`
+	Maps   []string
 	// Blocked are the signals that each thread blocks, by its id inside. Masking are the threads
 	// that may wait in a call that blocks others for as long as it lasts.
 	Blocked map[int]string
@@ -73,7 +79,7 @@ func Of(pid1 int, pids []int) (*State, error) {
 	if l.gid, err = mapBase(pid1, "gid_map"); err != nil {
 		return nil, err
 	}
-	s := &State{Processes: map[int]*Process{}, hosts: map[int]int{}}
+	s := &State{Processes: map[int]*Process{}, hosts: map[int]int{}, uid: l.uid, gid: l.gid}
 	all := append([]int{pid1}, pids...)
 	for _, pid := range all {
 		if err := l.number(pid); err != nil {
@@ -265,7 +271,7 @@ func (l *look) process(pid int, own bool) (*Process, error) {
 	if err := l.threads(dir, p, fact); err != nil {
 		return nil, err
 	}
-	if p.Files, err = l.files(dir); err != nil {
+	if err := l.files(dir, p); err != nil {
 		return nil, err
 	}
 	p.Maps, err = memoryMap(dir)
@@ -384,12 +390,12 @@ func (l *look) name(link string) string {
 	return ghost.ReplaceAllString(link, "")
 }
 
-func (l *look) files(dir string) (map[string]string, error) {
+func (l *look) files(dir string, p *Process) error {
 	entries, err := os.ReadDir(dir + "/fd")
 	if err != nil {
-		return nil, err
+		return err
 	}
-	out := map[string]string{}
+	p.Files = map[string]string{}
 	sort.Slice(entries, func(i, j int) bool {
 		a, _ := strconv.Atoi(entries[i].Name())
 		b, _ := strconv.Atoi(entries[j].Name())
@@ -398,15 +404,28 @@ func (l *look) files(dir string) (map[string]string, error) {
 	for _, e := range entries {
 		link, err := os.Readlink(dir + "/fd/" + e.Name())
 		if err != nil {
-			return nil, err
+			return err
 		}
 		info, err := os.ReadFile(dir + "/fdinfo/" + e.Name())
 		if err != nil {
-			return nil, err
+			return err
 		}
-		out[e.Name()] = l.name(link) + " " + fdinfo(string(info))
+		p.Files[e.Name()] = l.name(link) + " " + fdinfo(string(info))
+		if !strings.HasPrefix(link, "socket:[") {
+			continue
+		}
+		var st unix.Stat_t
+		if err := unix.Stat(dir+"/fd/"+e.Name(), &st); err != nil {
+			return err
+		}
+		if owner := [2]int{int(st.Uid) - l.uid, int(st.Gid) - l.gid}; owner != [2]int{} {
+			if p.Owners == nil {
+				p.Owners = map[string][2]int{}
+			}
+			p.Owners[e.Name()] = owner
+		}
 	}
-	return out, nil
+	return nil
 }
 
 var drops = regexp.MustCompile(` (ino|sdev|fhandle-[a-z]+|f_handle):[0-9a-f]+`)
