@@ -69,7 +69,7 @@ soak: ## a month of the store, TURNS=100000 turns a day, and one of a daemon wit
 race: ## an hour of random operations and kills of the daemon under the race detector, then the checks for leaks; FOR=1h (nightly; SEED=... repeats a run)
 	@$(ENV) CGO_ENABLED=1 BOXWOOD_REQUIRE=all go test -race -count=1 ./engine/service -run '^(TestKilledUnderLoad|TestPathsAreWhatTheyAreAlone)$$' -v -timeout 24h -args -crash.for $(or $(FOR),1h) -crash.seed $(or $(SEED),0) -meta.n $(or $(N),400) -meta.seed $(or $(SEED),0)
 
-fuzz: ## every fuzz target for FOR=1m, those that have NAME in their names (nightly; CI runs them for 2 s each, but FuzzRequests, which takes minutes to build)
+fuzz: ## every fuzz target for FOR=1m, those that have NAME in their names (nightly; CI runs them for 10 s each, but FuzzRequests, which takes minutes to build)
 	@FOR=$(FOR) NAME=$(NAME) scripts/fuzz.sh
 
 vulnerabilities: ## known holes in what is built and installed; says so where the databases can't be asked (nightly)

@@ -13,7 +13,7 @@ go test ./engine/box -run '^$' -bench '^BenchmarkMeasures$' -benchtime 1x -timeo
 # A figure that got lost must not look like one that nobody asked for.
 wanted="filter.added_ms.p50 filter.create_added_ms.p50 capabilities.added_ms.p50 capabilities.create_added_ms.p50
   limits.added_ms.p50 limits.create_added_ms.p50 masks.added_ms.p50 masks.create_added_ms.p50
-  nesting.added_ms.p50 nesting.create_added_ms.p50 cgroup_limits.added_ms.p50 cgroup_limits.create_added_ms.p50
+  nesting.added_ms.p50 nesting.create_added_ms.p50 no_new_privs.added_ms.p50 no_new_privs.create_added_ms.p50 cgroup_limits.added_ms.p50 cgroup_limits.create_added_ms.p50
   all.added_ms.p50 all.create_added_ms.p50"
 for metric in $wanted; do
   grep -qF "\"metric\":\"$metric\"" "$scratch/figures" || { echo "isolation.sh: there is no $metric" >&2; exit 1; }
