@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"io"
@@ -56,20 +57,7 @@ func (b *bench) stats(ctx context.Context, conn *grpc.ClientConn, dir, daemon st
 		start = time.Now()
 		chunks, err := b.client.ExportStats(ctx, &pb.ExportStatsRequest{Table: stats.Turns})
 		must(err)
-		in, out := io.Pipe()
-		go func() {
-			for {
-				c, err := chunks.Recv()
-				if err != nil {
-					out.CloseWithError(err)
-					return
-				}
-				if _, err := out.Write(c.Data); err != nil {
-					return
-				}
-			}
-		}()
-		read, err := ipc.NewReader(in)
+		read, err := ipc.NewReader(bufio.NewReader(&chunked{chunks: chunks}))
 		must(err)
 		service = append(service, rowsASecond(read, start))
 
@@ -84,6 +72,25 @@ func (b *bench) stats(ctx context.Context, conn *grpc.ClientConn, dir, daemon st
 	b.emit("export_rows_per_s", quantile(service, .5), "1/s", len(service), "ExportStats, read as record batches by a Go client on the same cores")
 	b.emit("flight_rows_per_s", quantile(byFlight, .5), "1/s", len(byFlight), "DoGet, likewise")
 	b.emit("daemon_growth_mib", float64(residentBytes(daemon)-resident)/(1<<20), "MiB", len(service)+len(byFlight), "resident memory of the daemon, after all exports against before")
+}
+
+// chunked is an export as a reader.
+type chunked struct {
+	chunks grpc.ServerStreamingClient[pb.ExportStatsChunk]
+	rest   []byte
+}
+
+func (c *chunked) Read(p []byte) (int, error) {
+	for len(c.rest) == 0 {
+		chunk, err := c.chunks.Recv()
+		if err != nil {
+			return 0, err
+		}
+		c.rest = chunk.Data
+	}
+	n := copy(p, c.rest)
+	c.rest = c.rest[n:]
+	return n, nil
 }
 
 func rowsASecond(in *ipc.Reader, start time.Time) float64 {

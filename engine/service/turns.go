@@ -361,6 +361,9 @@ func chunks(send func([]byte) error) *chunked { return &chunked{send: send} }
 func (c *chunked) Write(p []byte) (int, error) {
 	total := len(p)
 	for len(p) > 0 {
+		if c.buf == nil { // what was sent may not be touched again
+			c.buf = make([]byte, 0, chunkSize)
+		}
 		n := min(len(p), chunkSize-len(c.buf))
 		c.buf = append(c.buf, p[:n]...)
 		p = p[n:]
