@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -71,12 +72,20 @@ func ours(dir string) bool {
 		st.Mode&0o077 == 0 && int(st.Uid) == os.Geteuid()
 }
 
-// leaveRunDir removes the run folder if no sandbox lives on.
+// leaveRunDir removes the run folder if no sandbox lives on and no dump is in it that isn't on the disk. Else it stays as it is:
+// it is known by its folder of boxes (FindRunDir).
 func leaveRunDir(dir string) {
 	if sabotage.On("rundir") {
 		return
 	}
-	for _, path := range []string{filepath.Join(dir, "births"), filepath.Join(dir, "boxes"), dir} {
-		_ = os.Remove(path)
+	own := []string{"births", "boxes"}
+	entries, err := os.ReadDir(dir)
+	if err != nil || slices.ContainsFunc(entries, func(e os.DirEntry) bool { return !slices.Contains(own, e.Name()) }) {
+		return
+	}
+	for _, path := range []string{filepath.Join(dir, own[0]), filepath.Join(dir, own[1]), dir} {
+		if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
+			return
+		}
 	}
 }

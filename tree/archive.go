@@ -492,7 +492,7 @@ func (v *View) load(id ids.Tree) (reader, error) {
 	}
 	v.shelf.mu.Lock()
 	defer v.shelf.mu.Unlock()
-	if v.shelf.tree == id {
+	if v.shelf.tree == id && v.shelf.r.txn != nil {
 		return v.shelf.r, nil
 	}
 	k, _ := keyOf(id, "tr_")
