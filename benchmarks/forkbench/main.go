@@ -4,7 +4,6 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -311,23 +310,21 @@ func (b *bench) column(ctx context.Context, table, column string) (values []floa
 
 // table reads one.
 func (b *bench) table(ctx context.Context, table string, part func(arrow.Record)) {
-	chunks, err := b.client.ExportStats(ctx, &pb.ExportStatsRequest{Table: table})
-	must(err)
-	var data bytes.Buffer
-	for {
-		c, err := chunks.Recv()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		must(err)
-		data.Write(c.Data)
-	}
-	in, err := ipc.NewReader(&data)
-	must(err)
+	in := b.openTable(ctx, table)
+	defer in.Release()
 	for in.Next() {
 		part(in.Record())
 	}
 	must(in.Err())
+}
+
+// openTable reads one as it comes.
+func (b *bench) openTable(ctx context.Context, table string) *ipc.Reader {
+	chunks, err := b.client.ExportStats(ctx, &pb.ExportStatsRequest{Table: table})
+	must(err)
+	in, err := ipc.NewReader(bufio.NewReader(&chunked{chunks: chunks}))
+	must(err)
+	return in
 }
 
 func (b *bench) emit(metric string, value float64, unit string, n int, how string) {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"io"
@@ -55,11 +54,7 @@ func (b *bench) stats(ctx context.Context, conn *grpc.ClientConn, dir, daemon st
 		bare = append(bare, historyRows/time.Since(start).Seconds())
 
 		start = time.Now()
-		chunks, err := b.client.ExportStats(ctx, &pb.ExportStatsRequest{Table: stats.Turns})
-		must(err)
-		read, err := ipc.NewReader(bufio.NewReader(&chunked{chunks: chunks}))
-		must(err)
-		service = append(service, rowsASecond(read, start))
+		service = append(service, rowsASecond(b.openTable(ctx, stats.Turns), start))
 
 		start = time.Now()
 		got, err := flight.NewClientFromConn(conn, nil).DoGet(ctx, &flight.Ticket{Ticket: []byte(`{"table":"turns"}`)})

@@ -249,6 +249,13 @@ func (a *app) printMessage(m proto.Message) error {
 	return err
 }
 
+// printJSON prints what is no message of the service as JSON.
+func (a *app) printJSON(v any) error {
+	enc := json.NewEncoder(a.out)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
+}
+
 // toJSON is protojson without its random blanks.
 func toJSON(m proto.Message) ([]byte, error) {
 	data, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
 
 	"github.com/boxwood-rl/boxwood/internal/fault"
 	pb "github.com/boxwood-rl/boxwood/proto/boxwood/v1"
@@ -44,27 +45,13 @@ given secrets (--secret-env) are left out unless --with-secrets asks for them.`,
 			if err != nil {
 				return err
 			}
-			fill := func(w io.Writer) error {
-				for {
-					m, err := stream.Recv()
-					if err == io.EOF {
-						return nil
-					}
-					if err != nil {
-						return err
-					}
-					if _, err := w.Write(m.GetData()); err != nil {
-						return fault.New(fault.Invalid, "bad_file", "writing %s: %w", to, err)
-					}
-				}
-			}
 			if to == "-" {
-				return fill(a.out)
+				return writeArchive(a.out, to, stream)
 			}
 			if to == "" {
 				to = args[0] + ".tree"
 			}
-			if err := writeFile(to, func(f *os.File) error { return fill(f) }); err != nil {
+			if err := writeFile(to, func(f *os.File) error { return writeArchive(f, to, stream) }); err != nil {
 				return err
 			}
 			fmt.Fprintln(a.out, to)
@@ -75,6 +62,22 @@ given secrets (--secret-env) are left out unless --with-secrets asks for them.`,
 	c.Flags().BoolVar(&secrets, "with-secrets", false, "carry dumps of processes that were given secrets, too")
 	c.Flags().BoolVar(&without, "without-processes", false, "leave out what was saved of processes; nodes that have any arrive withheld")
 	return c
+}
+
+// writeArchive writes an export as it comes; to names w in an error.
+func writeArchive(w io.Writer, to string, stream grpc.ServerStreamingClient[pb.ExportTreeChunk]) error {
+	for {
+		m, err := stream.Recv()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if _, err := w.Write(m.GetData()); err != nil {
+			return fault.New(fault.Invalid, "bad_file", "writing %s: %w", to, err)
+		}
+	}
 }
 
 func (a *app) treeImportCommand() *cobra.Command {

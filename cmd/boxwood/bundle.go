@@ -124,15 +124,9 @@ func (a *app) fillBundle(ctx context.Context, client pb.BoxwoodClient, w *bundle
 	}
 	w.add("daemon.json", facts)
 	w.addJSON("client.json", map[string]string{"version": fullVersion(), "go": runtime.Version()})
-	rows := map[string][]row{}
-	for _, table := range storyTables {
-		in, err := a.openTable(ctx, &pb.ExportStatsRequest{Table: table, TreeId: s.node.TreeId})
-		if err != nil {
-			return err
-		}
-		if rows[table], err = rowsNaming(in, storyColumns, ids...); err != nil {
-			return fmt.Errorf("reading the table %s: %w", table, err)
-		}
+	rows, err := a.rowsOf(ctx, s.node.TreeId, ids...)
+	if err != nil {
+		return err
 	}
 	w.addJSON("rows.json", rows)
 	if b.log != "" {
@@ -292,17 +286,8 @@ func (w *bundleWriter) addState(ctx context.Context, client pb.BoxwoodClient, no
 	if err != nil {
 		return err
 	}
-	for {
-		m, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return err
-		}
-		if _, err := f.Write(m.Data); err != nil {
-			return fault.New(fault.Invalid, "bad_file", "writing the state: %w", err)
-		}
+	if err := writeArchive(f, "the state", stream); err != nil {
+		return err
 	}
 	size, err := f.Seek(0, io.SeekCurrent)
 	if err == nil {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 
@@ -68,9 +67,7 @@ it does it. What it reports then is what is left.`,
 
 func (a *app) showCheck(r *check.Report) error {
 	if a.json {
-		enc := json.NewEncoder(a.out)
-		enc.SetIndent("", "  ")
-		if err := enc.Encode(r); err != nil {
+		if err := a.printJSON(r); err != nil {
 			return err
 		}
 	} else {

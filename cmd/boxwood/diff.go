@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -64,9 +63,7 @@ The exit status is 0 if nothing differs, 1 if something does, 125 if that couldn
 				return err
 			}
 			if a.json {
-				enc := json.NewEncoder(a.out)
-				enc.SetIndent("", "  ")
-				err = enc.Encode(d)
+				err = a.printJSON(d)
 			} else {
 				err = d.show(a.out)
 			}

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"encoding/json"
-
 	"github.com/spf13/cobra"
 
 	"github.com/boxwood-rl/boxwood/internal/doctor"
@@ -24,9 +22,7 @@ unavailable) or unknown. The exit status is 0 only if the main job can run.`,
 			report := doctor.Run(c.Context(), o)
 			var err error
 			if a.json {
-				enc := json.NewEncoder(a.out)
-				enc.SetIndent("", "  ")
-				err = enc.Encode(report)
+				err = a.printJSON(report)
 			} else {
 				err = report.Text(a.out)
 			}

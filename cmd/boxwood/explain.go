@@ -36,9 +36,7 @@ from the daemon's tables, whose oldest rows go (docs/STATS.md). --json has all o
 				return err
 			}
 			if a.json {
-				enc := json.NewEncoder(a.out)
-				enc.SetIndent("", "  ")
-				return enc.Encode(s)
+				return a.printJSON(s)
 			}
 			return s.tell(a.out)
 		},
@@ -80,7 +78,7 @@ func (a *app) story(ctx context.Context, id string) (*story, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &story{Rows: map[string][]row{}}
+	s := &story{}
 	if s.node, err = client.GetNode(ctx, &pb.GetNodeRequest{NodeId: id}); err != nil {
 		return nil, err
 	}
@@ -104,17 +102,26 @@ func (a *app) story(ctx context.Context, id string) (*story, error) {
 	if !withheld || s.Nearest == "" {
 		s.Nearest, s.Turns = "", 0
 	}
-	for _, table := range storyTables {
-		in, err := a.openTable(ctx, &pb.ExportStatsRequest{Table: table, TreeId: s.node.TreeId})
-		if err != nil {
-			return nil, err
-		}
-		if s.Rows[table], err = rowsNaming(in, storyColumns, id); err != nil {
-			return nil, fmt.Errorf("reading the table %s: %w", table, err)
-		}
+	if s.Rows, err = a.rowsOf(ctx, s.node.TreeId, id); err != nil {
+		return nil, err
 	}
 	s.Told = s.words()
 	return s, nil
+}
+
+// rowsOf gives the rows of each of storyTables that name one of these nodes of a tree.
+func (a *app) rowsOf(ctx context.Context, tree string, nodes ...string) (map[string][]row, error) {
+	rows := map[string][]row{}
+	for _, table := range storyTables {
+		in, err := a.openTable(ctx, &pb.ExportStatsRequest{Table: table, TreeId: tree})
+		if err != nil {
+			return nil, err
+		}
+		if rows[table], err = rowsNaming(in, storyColumns, nodes...); err != nil {
+			return nil, fmt.Errorf("reading the table %s: %w", table, err)
+		}
+	}
+	return rows, nil
 }
 
 // rowsNaming reads a table for the rows that have one of these values in one of these columns.

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/boxwood-rl/boxwood/internal/testenv"
 )
 
 func TestUnified(t *testing.T) {
@@ -31,9 +33,7 @@ func TestUnified(t *testing.T) {
 
 // What is said must be what patch(1) can do: then it is true.
 func TestPatchUnderstandsIt(t *testing.T) {
-	if _, err := exec.LookPath("patch"); err != nil {
-		t.Skip("no patch here")
-	}
+	testenv.Require(t, testenv.Program("patch"))
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 1))
